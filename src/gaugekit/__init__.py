@@ -1,0 +1,1 @@
+"""Find, measure and remove the redundancy of transformers."""

@@ -1,0 +1,7 @@
+"""What is where in a transformer: views of weights, the `Spec`, and one file a family."""
+
+from gaugekit.models.registry import Family, parse_config, read_spec, registered
+from gaugekit.models.spec import Spec
+from gaugekit.models.view import Edit, Edited, View
+
+__all__ = ["Edit", "Edited", "Family", "Spec", "View", "parse_config", "read_spec", "registered"]

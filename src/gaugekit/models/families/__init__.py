@@ -1,0 +1,1 @@
+"""One file a family, each declaring `FAMILY` and where its weights are."""

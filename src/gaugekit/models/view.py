@@ -1,0 +1,117 @@
+"""How to see a tensor on disk as what it means, readable and writable.
+
+A `View` records a chain of torch view operations (never a copy), so that reading gives a strided window into the
+disk tensor and writing through the window changes the disk tensor itself, whatever the layout: transposed
+(Conv1D), fused and interleaved qkv, fused gate and up, sliced tables, norms stored as w − 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """A named disk tensor and the window through which it is seen.
+
+    `offset` is added on reading and taken off on writing (Gemma stores norm weights as w with 1 + w in use).
+    """
+
+    name: str
+    disk_shape: tuple[int, ...]
+    steps: tuple[tuple[Any, ...], ...] = ()
+    offset: float = 0.0
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is seen."""
+        return tuple(self.window(torch.empty(self.disk_shape, device="meta")).shape)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def transpose(self, first: int, second: int) -> View:
+        return self._then("transpose", first, second)
+
+    def permute(self, *dims: int) -> View:
+        return self._then("permute", dims)
+
+    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> View:
+        return self._then("unflatten", dim, sizes)
+
+    def select(self, dim: int, index: int) -> View:
+        return self._then("select", dim, index)
+
+    def narrow(self, dim: int, start: int, length: int) -> View:
+        return self._then("narrow", dim, start, length)
+
+    def unsqueeze(self, dim: int) -> View:
+        return self._then("unsqueeze", dim)
+
+    def plus(self, offset: float) -> View:
+        return replace(self, offset=self.offset + offset)
+
+    def window(self, base: Tensor) -> Tensor:
+        """The strided window into `base` (disk_shape), without the offset; shares its memory."""
+        for step in self.steps:
+            base = getattr(base, step[0])(*step[1:])
+        return base
+
+    def read(self, base: Tensor) -> Tensor:
+        """What the weight means: the window plus the offset."""
+        seen = self.window(base)
+        return seen + self.offset if self.offset else seen
+
+    def write(self, base: Tensor, value: Tensor) -> None:
+        """Change `base` in place so that `read(base)` gives `value` (any shape with as many entries)."""
+        seen = self.window(base)
+        value = value.reshape(seen.shape)
+        seen.copy_(value - self.offset if self.offset else value)
+
+    def _then(self, *step: Any) -> View:
+        return replace(self, steps=(*self.steps, step))
+
+
+class Edit:
+    """Reads and writes views over a mapping of tensors, copying a tensor the first time it is written.
+
+    The given tensors are never changed; `changed` holds the new ones. Differentiable: derivatives of the values
+    written flow into the changed tensors.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.changed: dict[str, Tensor] = {}
+
+    def __getitem__(self, view: View) -> Tensor:
+        base = self.changed.get(view.name)
+        return view.read(self._tensors[view.name] if base is None else base)
+
+    def __setitem__(self, view: View, value: Tensor) -> None:
+        if view.name not in self.changed:
+            self.changed[view.name] = self._tensors[view.name].clone()
+        view.write(self.changed[view.name], value)
+
+
+class Edited(Mapping[str, Tensor]):
+    """`tensors` with some of them replaced."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> None:
+        self._tensors, self._changed = tensors, changed
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._changed[name] if name in self._changed else self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)

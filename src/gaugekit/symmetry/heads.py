@@ -1,0 +1,348 @@
+"""Symmetries of attention heads: bases of the value–output and query–key circuits, constants of keys and values.
+
+Shapes: q (h, k, d), k and v (g, k, d), o (h, k, d); a group of h/g query heads shares one key/value head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from gaugekit.linalg import random_invertible
+from gaugekit.models.spec import Attention, Linear, Rotary
+from gaugekit.models.view import Edit, View
+from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, Translation, present
+from gaugekit.symmetry.readers import Reader
+
+
+def per_query_head(matrices: Tensor, heads: int) -> Tensor:
+    """(g, ...) → (h, ...): query head i belongs to key/value head i // (h/g)."""
+    return matrices.repeat_interleave(heads // matrices.shape[0], dim=0)
+
+
+def transform(edit: Edit, linear: Linear, matrices: Tensor) -> None:
+    """W → S W, b → S b for weights (n, k, d) and matrices (n, k, k)."""
+    edit[linear.weight] = matrices @ edit[linear.weight]
+    if linear.bias is not None:
+        edit[linear.bias] = (matrices @ edit[linear.bias].unsqueeze(-1)).squeeze(-1)
+
+
+def unspared(coordinates: Tensor, size: int, spare: tuple[int, int]) -> Tensor:
+    """Coordinates (n,) as matrices (heads, size, size) whose leading block of the shape `spare` is zero.
+
+    A head wider than what its factors can show has elements of GL that change nothing another symmetry does not
+    change too: X with X A = 0 and B X = 0. Generically they are complementary to these matrices.
+    """
+    kept = torch.ones(size, size, dtype=torch.bool)
+    kept[: spare[0], : spare[1]] = False
+    index = kept.reshape(-1).nonzero().squeeze(-1)
+    flat = coordinates.reshape(-1, len(index))
+    full = torch.zeros(flat.shape[0], size * size, dtype=coordinates.dtype).index_copy(1, index, flat)
+    return full.reshape(-1, size, size)
+
+
+@dataclass(frozen=True)
+class ValueOutput(Symmetry):
+    """W_V → S W_V, b_V → S b_V and W_O → W_O S⁻¹ for every query head of the group; G_VO = W_O W_V is unchanged.
+
+    `spare`: by how much the head is wider than its outputs and its values can show; see `unspared`.
+    """
+
+    attention: Attention
+    spare: tuple[int, int] = (0, 0)
+
+    name: ClassVar[str] = "value-output basis"
+
+    @property
+    def group(self) -> str:
+        return f"GL({self.attention.head_dim})^{self.attention.kv_heads}"
+
+    @property
+    def dimension(self) -> int:
+        return self.attention.kv_heads * (self.attention.head_dim**2 - self.spare[0] * self.spare[1])
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return present(self.attention.v.weight, self.attention.v.bias, self.attention.o.weight)
+
+    def element(self, coordinates: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(unspared(coordinates, self.attention.head_dim, self.spare))
+
+    def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
+        g, k = self.attention.kv_heads, self.attention.head_dim
+        return random_invertible(k, generator, condition, (g,))
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        a = self.attention
+        transform(edit, a.v, element)
+        dual = per_query_head(torch.linalg.inv(element).mT, a.heads)
+        edit[a.o.weight] = dual @ edit[a.o.weight]
+
+
+@dataclass(frozen=True)
+class QueryKey(Symmetry):
+    """W_Q → S W_Q for every query head of the group, W_K → S⁻ᵀ W_K, biases too; scores are unchanged.
+
+    S commutes with the rotary turns: GL(k) without them; otherwise a complex GL(n) on the n pairs that share a
+    frequency (a scale and a phase where n = 1) and GL(m) on the m dimensions that never turn. `spare`: by how much
+    the part that never turns is wider than its keys and its queries can show; see `unspared`.
+    """
+
+    attention: Attention
+    spare: tuple[int, int] = (0, 0)
+
+    name: ClassVar[str] = "query-key basis"
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], tuple[int, ...]]:
+        a = self.attention
+        return a.rotary.blocks(a.head_dim) if a.rotary is not None else ((), tuple(range(a.head_dim)))
+
+    @property
+    def group(self) -> str:
+        turning, still = self.blocks
+        parts: dict[str, int] = {}
+        for pairs in turning:
+            part = "C*" if len(pairs) == 1 else f"GL({len(pairs)},C)"
+            parts[part] = parts.get(part, 0) + 1
+        factors = [f"({part})^{count}" if count > 1 else part for part, count in parts.items()]
+        if still:
+            factors.append(f"GL({len(still)})")
+        one = " x ".join(factors)
+        return f"({one})^{self.attention.kv_heads}"
+
+    @property
+    def dimension(self) -> int:
+        turning, still = self.blocks
+        fixed = len(still) ** 2 - self.spare[0] * self.spare[1]
+        return self.attention.kv_heads * (sum(2 * len(pairs) ** 2 for pairs in turning) + fixed)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        a = self.attention
+        return present(a.q.weight, a.q.bias, a.k.weight, a.k.bias)
+
+    @cached_property
+    def generators(self) -> Tensor:
+        """A basis of the commutant of the rotations in gl(k), without what is spare: (dimension per head, k, k)."""
+        k = self.attention.head_dim
+        turning, still = self.blocks
+        basis = []
+        for pairs in turning:
+            for a, b in pairs:
+                for c, e in pairs:
+                    real, imaginary = torch.zeros(2, k, k, dtype=torch.float64)
+                    real[a, c] = real[b, e] = 1.0
+                    imaginary[a, e], imaginary[b, c] = -1.0, 1.0
+                    basis += [real, imaginary]
+        for row, i in enumerate(still):
+            for column, j in enumerate(still):
+                if row < self.spare[0] and column < self.spare[1]:
+                    continue
+                unit = torch.zeros(k, k, dtype=torch.float64)
+                unit[i, j] = 1.0
+                basis.append(unit)
+        return torch.stack(basis)
+
+    def element(self, coordinates: Tensor) -> Tensor:
+        g = self.attention.kv_heads
+        return torch.linalg.matrix_exp(torch.tensordot(coordinates.reshape(g, -1), self.generators, dims=1))
+
+    def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
+        g, k = self.attention.kv_heads, self.attention.head_dim
+        turning, still = self.blocks
+        matrices = torch.zeros(g, k, k, dtype=torch.float64)
+        for pairs in turning:
+            n = len(pairs)
+            left, right = (torch.linalg.qr(torch.view_as_complex(gaussian(g, n, n, 2, generator=generator)))[0]
+                           for _ in range(2))
+            scales = condition ** (torch.rand(g, n, generator=generator, dtype=torch.float64) - 0.5)
+            if n == 1:  # QR of a 1 x 1 matrix keeps no phase
+                left = left * torch.polar(torch.ones(g, 1, 1).double(), gaussian(g, 1, 1, generator=generator) * 3)
+            block = left @ (scales.unsqueeze(-1) * right)
+            first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+            for rows, columns, value in (
+                (first, first, block.real),
+                (second, second, block.real),
+                (first, second, -block.imag),
+                (second, first, block.imag),
+            ):
+                matrices[:, torch.tensor(rows).unsqueeze(-1), torch.tensor(columns)] = value
+        if still:
+            index = torch.tensor(still)
+            matrices[:, index.unsqueeze(-1), index] = random_invertible(len(still), generator, condition, (g,))
+        return matrices
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        a = self.attention
+        transform(edit, a.q, per_query_head(element, a.heads))
+        transform(edit, a.k, torch.linalg.inv(element).mT)
+
+
+@dataclass(frozen=True)
+class QKNormScale(Scaling):
+    """γ_q → t γ_q, γ_k → γ_k / t behind a norm of queries and keys: one scale per rotary pair, or per dimension that
+    never turns, and per key/value head where heads do not share the weights."""
+
+    attention: Attention
+
+    name: ClassVar[str] = "QK-norm scale"
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Dimensions of a head that must scale alike."""
+        a = self.attention
+        turning, still = (
+            a.rotary.blocks(a.head_dim) if a.rotary is not None else ((), tuple(range(a.head_dim)))
+        )
+        return tuple(pair for pairs in turning for pair in pairs) + tuple((i,) for i in still)
+
+    @property
+    def dimension(self) -> int:
+        assert self.attention.qk_norm is not None
+        return self.attention.qk_norm.k.shape[0] * len(self.blocks)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        assert self.attention.qk_norm is not None
+        return (self.attention.qk_norm.q, self.attention.qk_norm.k)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        norm = self.attention.qk_norm
+        assert norm is not None
+        block_of = torch.zeros(self.attention.head_dim, dtype=torch.long)
+        for number, block in enumerate(self.blocks):
+            block_of[list(block)] = number
+        scales = element.reshape(norm.k.shape[0], -1)[:, block_of]
+        edit[norm.q] = edit[norm.q] * per_query_head(scales, norm.q.shape[0])
+        edit[norm.k] = edit[norm.k] / scales
+
+
+@dataclass(frozen=True)
+class KeyConstant(Translation):
+    """A constant added to every key on the dimensions that never turn: each query's scores shift alike, which the
+    softmax does not see. It enters through the key bias, or, without one, through the reader's free direction."""
+
+    attention: Attention
+    reader: Reader
+
+    name: ClassVar[str] = "key constant"
+
+    @cached_property
+    def still(self) -> tuple[int, ...]:
+        return still_dimensions(self.attention.rotary, self.attention.head_dim)
+
+    @property
+    def dimension(self) -> int:
+        return self.attention.kv_heads * len(self.still)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.reader.shift_views
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        g, k = self.attention.kv_heads, self.attention.head_dim
+        scatter = torch.eye(k, dtype=element.dtype)[list(self.still)]
+        self.reader.shift(edit, (element.reshape(g, -1) @ scatter).reshape(-1))
+
+
+def still_dimensions(rotary: Rotary | None, head_dim: int) -> tuple[int, ...]:
+    """Dimensions of a head that no rotation turns."""
+    return tuple(range(head_dim)) if rotary is None else rotary.blocks(head_dim)[1]
+
+
+@dataclass(frozen=True)
+class ValueConstant(Translation):
+    """A constant c added to every value: rows of the softmax sum to one, so Σ_h W_O c leaves every head, and comes off
+    the output bias again.
+
+    `sink`: a bias (d,) that reaches the stream together with the output, and `sink_scale` its LayerScale over the
+    output's. Without a sink, c runs over the kernel of Σ_h W_O (of its centred part if `centred`: the stream is
+    read by LayerNorms only).
+    """
+
+    attention: Attention
+    reader: Reader
+    sink: View | None
+    centred: bool
+    scales: tuple[View | None, View | None] = (None, None)
+
+    name: ClassVar[str] = "value constant"
+
+    @property
+    def dimension(self) -> int:
+        values = self.attention.kv_heads * self.attention.head_dim
+        if self.sink is not None:
+            return values
+        seen = self.attention.o.weight.shape[-1] - self.centred
+        return max(0, values - seen)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.reader.shift_views + present(self.sink)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        a = self.attention
+        g, k = a.kv_heads, a.head_dim
+        out = edit[a.o.weight]
+        # Each value head feeds every query head of its group: (g, k, d), the sum over the group.
+        summed = out.reshape(g, a.heads // g, k, -1).sum(1).reshape(g * k, -1)
+        if self.sink is None:
+            seen = summed - summed.mean(-1, keepdim=True) if self.centred else summed
+            left = torch.linalg.svd(seen)[0]
+            constant = left[:, g * k - self.dimension :] @ element
+        else:
+            constant = element
+            written = constant @ summed
+            own, others = self.scales
+            if own is not None:
+                written = written * edit[own]
+            if others is not None:
+                written = written / edit[others]
+            edit[self.sink] = edit[self.sink] - written
+        self.reader.shift(edit, constant)
+
+
+@dataclass(frozen=True)
+class HeadOrder(Discrete):
+    """Key/value heads in another order with their query heads, and query heads in another order within a group."""
+
+    attention: Attention
+
+    name: ClassVar[str] = "head order"
+
+    @property
+    def group(self) -> str:
+        g, per_group = self.attention.kv_heads, self.attention.heads // self.attention.kv_heads
+        return f"S_{g}" if per_group == 1 else f"S_{per_group} wr S_{g}"
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        a = self.attention
+        norms = () if a.qk_norm is None else tuple(v for v in (a.qk_norm.q, a.qk_norm.k) if v.shape[0] > 1)
+        return present(a.q.weight, a.q.bias, a.k.weight, a.k.bias, a.v.weight, a.v.bias, a.o.weight) + norms
+
+    def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
+        """The new order of the query heads (h,), group by group."""
+        a = self.attention
+        per_group = a.heads // a.kv_heads
+        groups = torch.randperm(a.kv_heads, generator=generator)
+        within = [torch.randperm(per_group, generator=generator) for _ in groups]
+        return torch.cat([group * per_group + order for group, order in zip(groups, within, strict=True)])
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        a = self.attention
+        groups = element[:: a.heads // a.kv_heads] // (a.heads // a.kv_heads)
+        for view in self.views:
+            of_queries = view.shape[0] == a.heads and view not in (a.k.weight, a.k.bias, a.v.weight, a.v.bias)
+            if a.qk_norm is not None and view == a.qk_norm.k:
+                of_queries = False
+            edit[view] = edit[view][element if of_queries else groups]
+
+
+def gaussian(*shape: int, generator: Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,129 @@
+"""Symmetries between a norm and what reads it, between a norm's bias and its neighbours, and of LayerScale.
+
+Shapes: γ, β (d,); readers' weights (rows..., d), seen flat as (rows, d).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gaugekit.models.spec import Linear, Norm
+from gaugekit.models.view import Edit, View
+from gaugekit.symmetry.base import Scaling, Translation, present
+from gaugekit.symmetry.readers import Reader
+
+
+@dataclass(frozen=True)
+class NormScale(Scaling):
+    """γ → D γ, β → D β, every reader W → W D⁻¹, for diagonal invertible D."""
+
+    norm: Norm
+    readers: tuple[Reader, ...]
+
+    name: ClassVar[str] = "norm weight"
+
+    @property
+    def dimension(self) -> int:
+        return self.norm.weight.shape[0]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return present(self.norm.weight, self.norm.bias) + tuple(r.linear.weight for r in self.readers)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        for view in present(self.norm.weight, self.norm.bias):
+            edit[view] = edit[view] * element
+        for reader in self.readers:
+            edit[reader.linear.weight] = edit[reader.linear.weight] / element
+
+
+@dataclass(frozen=True)
+class NormConstant(Translation):
+    """β → β + δ: every reader's bias takes −W δ, or, where a reader has none, its free direction −(Wδ/(w·β)) wᵀ.
+
+    `sink`: where the norm's output also runs on along the residual (post-norm), the bias (d,) of the branch that is
+    added to it takes −δ.
+    """
+
+    norm: Norm
+    readers: tuple[Reader, ...]
+    sink: View | None = None
+
+    name: ClassVar[str] = "norm bias"
+
+    @property
+    def dimension(self) -> int:
+        return self.norm.weight.shape[0]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        shifted = tuple(view for reader in self.readers for view in reader.shift_views)
+        return present(self.norm.bias) + shifted + present(self.sink)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        assert self.norm.bias is not None
+        # Each reader is shifted against the change of its own input, so β moves first: w·β is then the new one.
+        edit[self.norm.bias] = edit[self.norm.bias] + element
+        for reader in self.readers:
+            reader.shift(edit, -reader.flat(edit) @ element)
+        if self.sink is not None:
+            edit[self.sink] = edit[self.sink] - element
+
+
+@dataclass(frozen=True)
+class ReaderKernel(Translation):
+    """W → W + a wᵀ with w = γ⁻¹ behind a LayerNorm, and b → b − a (w·β): one direction per row.
+
+    Rows without a bias take part only where the norm has none either. With `sum_free` the rows of the reader take
+    only a with Σ a = 0, since another symmetry already has the direction 1 wᵀ.
+    """
+
+    norm: Norm
+    reader: Reader
+    sum_free: bool
+
+    name: ClassVar[str] = "reader kernel"
+
+    @property
+    def dimension(self) -> int:
+        return self.reader.rows - self.sum_free
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        bias = self.reader.linear.bias if self.norm.bias is not None else None
+        return present(self.reader.linear.weight, bias)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        if self.sum_free:
+            element = torch.cat([element, -element.sum().unsqueeze(0)])
+        self.reader.add_kernel(edit, element)
+        if self.norm.bias is not None:
+            w_beta = (1.0 / edit[self.norm.weight]) @ edit[self.norm.bias]
+            self.reader.shift(edit, -element * w_beta)
+
+
+@dataclass(frozen=True)
+class LayerScale(Scaling):
+    """λ → D λ, the branch's output W → D⁻¹ W and b → D⁻¹ b."""
+
+    scale: View
+    output: Linear
+
+    name: ClassVar[str] = "layer scale"
+
+    @property
+    def dimension(self) -> int:
+        return self.scale.shape[0]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return present(self.scale, self.output.weight, self.output.bias)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        edit[self.scale] = edit[self.scale] * element
+        for view in present(self.output.weight, self.output.bias):
+            edit[view] = edit[view] / element

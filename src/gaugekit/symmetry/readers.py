@@ -1,0 +1,68 @@
+"""A linear map that reads a normalized stream, and the two moves every one of them has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gaugekit.models.spec import Linear, Norm
+from gaugekit.models.view import Edit, View
+from gaugekit.symmetry.base import present
+
+
+@dataclass(frozen=True)
+class Reader:
+    """z = W y + b for weights seen as (rows..., d), where y is the output of `norm` (None: the stream itself).
+
+    Behind a LayerNorm y = γ ⊙ n + β with Σ n = 0: adding a wᵀ to W, w = γ⁻¹, adds only the constant a (w·β) to z.
+    So a constant can be added to z through the bias, or, without one, through that direction if β exists.
+    """
+
+    linear: Linear
+    norm: Norm | None
+
+    @property
+    def rows(self) -> int:
+        return self.linear.weight.numel // self.linear.weight.shape[-1]
+
+    @property
+    def kernel(self) -> bool:
+        """Whether W has the direction a wᵀ."""
+        return self.norm is not None and self.norm.kind == "layer"
+
+    @property
+    def shiftable(self) -> bool:
+        """Whether every constant can be added to z."""
+        return self.linear.bias is not None or (self.kernel and self.norm is not None and self.norm.bias is not None)
+
+    def show(self, constant_free: bool) -> int:
+        """Rank that generic rows of W can show: the width of the stream, less the mean that a LayerNorm removes, and
+        one more for a constant that matters."""
+        has_constant = self.linear.bias is not None or (self.norm is not None and self.norm.bias is not None)
+        return self.linear.weight.shape[-1] - self.kernel + (has_constant and not constant_free)
+
+    @property
+    def shift_views(self) -> tuple[View, ...]:
+        return present(self.linear.bias) or present(self.linear.weight)
+
+    def shift(self, edit: Edit, constant: Tensor) -> None:
+        """Add a constant (rows,) to z."""
+        bias = self.linear.bias
+        if bias is not None:
+            edit[bias] = edit[bias] + constant.reshape(bias.shape)
+            return
+        assert self.norm is not None and self.norm.bias is not None
+        w = 1.0 / edit[self.norm.weight]
+        self.add_kernel(edit, constant / (w @ edit[self.norm.bias]))
+
+    def add_kernel(self, edit: Edit, rows: Tensor) -> None:
+        """W → W + a wᵀ for a (rows,)."""
+        assert self.norm is not None
+        w = 1.0 / edit[self.norm.weight]
+        weight = edit[self.linear.weight]
+        edit[self.linear.weight] = weight + (rows.unsqueeze(-1) * w).reshape(weight.shape)
+
+    def flat(self, edit: Edit) -> Tensor:
+        """W as (rows, d)."""
+        return edit[self.linear.weight].reshape(self.rows, -1)

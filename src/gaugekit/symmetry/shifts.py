@@ -1,0 +1,108 @@
+"""Constants that two places of a model can trade, and shifts of the unembedding that a softmax does not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gaugekit.linalg import orthonormal_complement_of_ones
+from gaugekit.models.view import Edit, View
+from gaugekit.symmetry.base import Exactness, Translation, present
+
+
+def along(element: Tensor, width: int) -> Tensor:
+    """Coordinates (d,) or, where the direction 1 belongs to another symmetry, (d − 1,) as a vector (d,)."""
+    return element if element.shape[0] == width else orthonormal_complement_of_ones(width) @ element
+
+
+@dataclass(frozen=True)
+class TableConstant(Translation):
+    """A constant moves from one embedding table to another: rows + c, rows − c.
+
+    With `centred` c has mean zero: the mean belongs to the writers. `through_head`: one table is also the
+    unembedding, so the logits of a token shift alike.
+    """
+
+    first: View
+    second: View
+    centred: bool
+    through_head: bool
+
+    name: ClassVar[str] = "table constant"
+
+    @property
+    def exactness(self) -> Exactness:
+        return "exact in logprobs" if self.through_head else "exact"
+
+    @property
+    def dimension(self) -> int:
+        return self.first.shape[-1] - self.centred
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.first, self.second)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        constant = along(element, self.first.shape[-1])
+        edit[self.first] = edit[self.first] + constant
+        edit[self.second] = edit[self.second] - constant
+
+
+@dataclass(frozen=True)
+class ParallelBias(Translation):
+    """Branches in parallel trade a constant between their output biases: b + c / λ, b' − c / λ' (λ a LayerScale)."""
+
+    first: View
+    second: View
+    centred: bool
+    scales: tuple[View | None, View | None] = (None, None)
+
+    name: ClassVar[str] = "parallel bias"
+
+    @property
+    def dimension(self) -> int:
+        return self.first.shape[0] - self.centred
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.first, self.second)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        constant = along(element, self.first.shape[0])
+        for view, scale, sign in zip((self.first, self.second), self.scales, (1.0, -1.0), strict=True):
+            edit[view] = edit[view] + sign * (constant if scale is None else constant / edit[scale])
+
+
+@dataclass(frozen=True)
+class HeadConstant(Translation):
+    """Every row of the unembedding + c, and every entry of its bias + one number: logits shift alike, log-probabilities
+    do not move. `weight` is None where the unembedding is tied and only the bias is free; with `mean_only` it is tied
+    too, but c may be a multiple of 1, which the LayerNorms behind the token table do not see."""
+
+    weight: View | None
+    bias: View | None
+    mean_only: bool = False
+
+    name: ClassVar[str] = "head constant"
+
+    @property
+    def exactness(self) -> Exactness:
+        return "exact in logprobs"
+
+    @property
+    def dimension(self) -> int:
+        rows = 0 if self.weight is None else 1 if self.mean_only else self.weight.shape[-1]
+        return rows + (self.bias is not None)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return present(self.weight, self.bias)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        if self.bias is not None:
+            edit[self.bias] = edit[self.bias] + element[-1]
+            element = element[:-1]
+        if self.weight is not None:
+            edit[self.weight] = edit[self.weight] + element

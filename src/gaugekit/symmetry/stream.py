@@ -1,0 +1,170 @@
+"""Symmetries of a whole residual stream: its frame, and the mean that LayerNorms do not see.
+
+Every weight that touches the stream has its axis last: writers X → X Uᵀ, readers W → W Uᵀ behind an identity norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from gaugekit.linalg import orthonormal_complement_of_ones, random_orthogonal
+from gaugekit.models.spec import Norm
+from gaugekit.models.view import Edit, View
+from gaugekit.symmetry.base import Discrete, Symmetry, Translation, random_signs, scatter
+from gaugekit.symmetry.readers import Reader
+
+
+@dataclass(frozen=True)
+class WriterMean(Translation):
+    """Adds a multiple of 1 to rows that are written to a stream which only LayerNorms read: X → X + a 1ᵀ.
+
+    `scale`: a LayerScale λ between the rows and the stream, so that a λ⁻¹ᵀ is added instead. Dead rows stay.
+    """
+
+    rows: View
+    dead_rows: tuple[int, ...] = ()
+    scale: View | None = None
+
+    name: ClassVar[str] = "writer mean"
+
+    @property
+    def count(self) -> int:
+        return self.rows.numel // self.rows.shape[-1]
+
+    @property
+    def dimension(self) -> int:
+        return self.count - len(self.dead_rows)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.rows,)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        if self.dead_rows:
+            live = torch.tensor([row for row in range(self.count) if row not in self.dead_rows])
+            element = scatter(element, live, self.count)
+        rows = edit[self.rows]
+        direction = torch.ones(rows.shape[-1], dtype=rows.dtype) if self.scale is None else 1.0 / edit[self.scale]
+        edit[self.rows] = rows + (element.unsqueeze(-1) * direction).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class Frame(Symmetry):
+    """Turns the stream: writers X → X Uᵀ, readers behind γ: W → W Γ Uᵀ Γ⁻¹, β → Γ U Γ⁻¹ β.
+
+    U is orthogonal; with `fix_ones` (LayerNorms) it also has U 1 = ±1. Each writer comes with the LayerScale between
+    it and the stream, or None.
+    """
+
+    writers: tuple[tuple[View, View | None], ...]
+    readers: tuple[Reader, ...]
+    norms: tuple[Norm, ...]
+    fix_ones: bool
+
+    name: ClassVar[str] = "residual frame"
+
+    @property
+    def width(self) -> int:
+        return self.writers[0][0].shape[-1]
+
+    @property
+    def turning(self) -> int:
+        """Dimension of the space that turns freely."""
+        return self.width - self.fix_ones
+
+    @property
+    def group(self) -> str:
+        return f"O({self.turning}) x Z_2" if self.fix_ones else f"O({self.turning})"
+
+    @property
+    def dimension(self) -> int:
+        return self.turning * (self.turning - 1) // 2
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        biases = tuple(norm.bias for norm in self.norms if norm.bias is not None)
+        return tuple(view for view, _ in self.writers) + tuple(reader.linear.weight for reader in self.readers) + biases
+
+    @cached_property
+    def _basis(self) -> Tensor:
+        return orthonormal_complement_of_ones(self.width)
+
+    def _embed(self, turn: Tensor, sign: float) -> Tensor:
+        if not self.fix_ones:
+            return turn
+        return self._basis @ turn @ self._basis.mT + sign / self.width
+
+    def element(self, coordinates: Tensor) -> Tensor:
+        n = self.turning
+        upper = torch.triu_indices(n, n, offset=1)
+        generator = scatter(coordinates, upper[0] * n + upper[1], n * n).reshape(n, n)
+        return self._embed(torch.linalg.matrix_exp(generator - generator.mT), 1.0)
+
+    def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
+        sign = float(random_signs((), generator))
+        return self._embed(random_orthogonal(self.turning, generator), sign)
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        for view, scale in self.writers:
+            if scale is None:
+                edit[view] = edit[view] @ element.mT
+            else:
+                edit[view] = (edit[view] * edit[scale]) @ element.mT / edit[scale]
+        for reader in self.readers:
+            weight = edit[reader.linear.weight]
+            if reader.norm is None:
+                edit[reader.linear.weight] = weight @ element.mT
+            else:
+                gamma = edit[reader.norm.weight]
+                edit[reader.linear.weight] = (weight * gamma) @ element.mT / gamma
+        for norm in self.norms:
+            if norm.bias is not None:
+                gamma = edit[norm.weight]
+                edit[norm.bias] = gamma * (element @ (edit[norm.bias] / gamma))
+
+
+@dataclass(frozen=True)
+class StreamOrder(Discrete):
+    """Coordinates of the stream in another order, and where `signs` is "each" with signs; "one" is a common sign.
+
+    Norm weights move with the coordinates, so this holds where a larger frame does not (a tied head, norms on the
+    branches' outputs). `odd`: vectors (…, d) that change sign with their coordinate; `even`: norm weights that do not.
+    """
+
+    odd: tuple[View, ...]
+    even: tuple[View, ...]
+    signs: str
+
+    name: ClassVar[str] = "stream order"
+
+    @property
+    def group(self) -> str:
+        width = self.odd[0].shape[-1]
+        return {"each": f"Z_2 wr S_{width}", "one": f"Z_2 x S_{width}", "none": f"S_{width}"}[self.signs]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.odd + self.even
+
+    def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
+        """(2, d): the new order and the signs."""
+        width = self.odd[0].shape[-1]
+        order = torch.randperm(width, generator=generator).double()
+        signs = {
+            "each": random_signs((width,), generator),
+            "one": -torch.ones(width).double(),
+            "none": torch.ones(width).double(),
+        }[self.signs]
+        return torch.stack([order, signs])
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        order, signs = element[0].long(), element[1]
+        for view in self.odd:
+            edit[view] = edit[view][..., order] * signs
+        for view in self.even:
+            edit[view] = edit[view][..., order]
