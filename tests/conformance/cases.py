@@ -170,6 +170,11 @@ CASES = [
     Case("llama", llama_like(**ONE), "logits", note="logits"),
     Case("llama", llama_like(**ONE), "hidden", note="hidden"),
     Case("mistral", llama_like(), total=134, note="untied, one kv head"),
+    Case(
+        "mistral",
+        llama_like(num_attention_heads=14, num_key_value_heads=2, head_dim=2, **ONE),
+        note="fourteen heads on two",
+    ),
     Case("mistral", llama_like(**ODD, **ONE), note="three heads on one"),
     Case("mistral", llama_like(**TIED, **MHA, sliding_window=3), note="tied, window"),
     Case("qwen2", llama_like(), total=134, note="untied, one kv head"),
@@ -211,7 +216,11 @@ CASES = [
     Case("stablelm", llama_like(**ONE, **rope(0.5), use_qkv_bias=True), note="qkv bias, one kv head"),
     Case("stablelm", llama_like(**ONE, **MHA, **rope(0.5), use_qkv_bias=True), note="qkv bias, two kv heads"),
     Case("stablelm", llama_like(**TIED, **ONE, **rope(0.5)), note="tied"),
-    Case("stablelm", llama_like(vocab_size=40, intermediate_size=4, **ONE, **rope(0.5), use_parallel_residual=True), note="parallel"),
+    Case(
+        "stablelm",
+        llama_like(vocab_size=40, intermediate_size=4, **ONE, **rope(0.5), use_parallel_residual=True),
+        note="parallel",
+    ),
     Case("starcoder2", llama_like(**TIED), note="tied"),
     Case("starcoder2", llama_like(**MHA, **ONE), note="untied"),
     Case("starcoder2", llama_like(**ONE, use_bias=False), note="no biases"),
@@ -239,7 +248,13 @@ CASES = [
     Case(
         "qwen3_moe",
         llama_like(
-            num_experts=3, num_experts_per_tok=2, moe_intermediate_size=5, head_dim=4, norm_topk_prob=True, **ONE, **TIED
+            num_experts=3,
+            num_experts_per_tok=2,
+            moe_intermediate_size=5,
+            head_dim=4,
+            norm_topk_prob=True,
+            **ONE,
+            **TIED,
         ),
         note="tied, renormalised",
     ),

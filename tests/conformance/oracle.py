@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gaugekit.checkpoint import Checkpoint, open_checkpoint
+from gaugekit.checkpoint import open_checkpoint
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, Symmetries, derive
 
@@ -58,7 +58,6 @@ class Tiny:
     case: Case
     seed: int = 0
     model: Any = field(init=False)
-    checkpoint: Checkpoint = field(init=False)
     spec: Spec = field(init=False)
     symmetries: Symmetries = field(init=False)
 
@@ -76,12 +75,12 @@ class Tiny:
         self.names = [name for name, _ in self.model.named_parameters()]
         sizes = [p.numel() for p in self.parameters]
         self.size = sum(sizes)
-        self.folder = tempfile.TemporaryDirectory()
         self._load(torch.arange(self.size, dtype=torch.float64))
-        self.model.save_pretrained(self.folder.name)
-        self.checkpoint = open_checkpoint(self.folder.name)
-        self.spec = read_spec(self.checkpoint)
-        self.index = {name: self.checkpoint.load(name).long() for name in self.spec.tensors}
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save_pretrained(folder)
+            checkpoint = open_checkpoint(folder)
+            self.spec = read_spec(checkpoint)
+            self.index = {name: checkpoint.load(name).long() for name in self.spec.tensors}
         self.symmetries = derive(self.spec, self.case.observable)
         self.theta = self._draw()
 

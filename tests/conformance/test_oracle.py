@@ -19,11 +19,9 @@ GAP = 1e4
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def tiny(request: pytest.FixtureRequest) -> Iterator[Tiny]:
+def tiny(request: pytest.FixtureRequest) -> Tiny:
     case: Case = request.param
-    model = Tiny(case)
-    yield model
-    model.folder.cleanup()
+    return Tiny(case)
 
 
 def dead_indices(tiny: Tiny) -> Tensor:
@@ -97,9 +95,7 @@ def test_elements_outside_the_group_move_the_observable(tiny: Tiny) -> None:
     before = tiny.observe(tiny.theta)
     generator = torch.Generator().manual_seed(5)
     for symmetry in one_of_each(tiny):
-        worst = max(
-            float((tiny.observe(theta) - before).abs().max()) for theta in outside(tiny, symmetry, generator)
-        )
+        worst = max(float((tiny.observe(theta) - before).abs().max()) for theta in outside(tiny, symmetry, generator))
         assert worst > 1e-3, f"leaving the group of {symmetry.name} at {symmetry.where} is not noticed"
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 
 from gaugekit.checkpoint import gguf, reader
-from gaugekit.checkpoint.reader import Checkpoint, TensorHeader
+from gaugekit.checkpoint.reader import PART, Checkpoint, TensorHeader
 from gaugekit.checkpoint.reference import resolve
 
-__all__ = ["Checkpoint", "TensorHeader", "open_checkpoint"]
+__all__ = ["PART", "Checkpoint", "TensorHeader", "open_checkpoint"]
 
 
 def open_checkpoint(reference: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:

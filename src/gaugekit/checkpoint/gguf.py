@@ -10,13 +10,14 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gaugekit.checkpoint.reader import Checkpoint, TensorHeader
+from gaugekit.checkpoint.reader import PART, Checkpoint, TensorHeader
 from gaugekit.errors import CheckpointError
 
 # GGUF value types by number: struct codes of the scalars, and the two that have a length.
@@ -26,7 +27,7 @@ _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 8  # ggml has 4; anything above this is damage, not a tensor.
 
 # Elements dequantised at a time: the intermediates are several times the size of the result.
-_CHUNK = 1 << 22
+_CHUNK = PART >> 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,15 @@ def read_gguf(path: Path) -> Checkpoint:
     if end > size:
         raise CheckpointError(f"{path}: truncated, expected {end} bytes but it has {size}; download it again")
     headers = {name: entry.header for name, entry in entries.items()}
-    return Checkpoint(path, "gguf", {}, metadata, headers, lambda name: _load(path, name, entries[name]))
+    return Checkpoint(
+        path,
+        "gguf",
+        {},
+        metadata,
+        headers,
+        lambda name: _load(path, name, entries[name]),
+        lambda name: _parts(path, name, entries[name]),
+    )
 
 
 def _package() -> Any:
@@ -179,18 +188,27 @@ def _header(path: Path, name: str, shape: tuple[int, ...], kind: int) -> TensorH
 
 def _load(path: Path, name: str, entry: _Entry) -> torch.Tensor:
     """One tensor in float32, dequantised some rows at a time straight into the result."""
+    result = torch.empty(entry.header.shape, dtype=torch.float32)
+    flat, at = result.view(-1), 0
+    for part in _parts(path, name, entry):
+        flat[at : at + part.numel()] = part
+        at += part.numel()
+    return result
+
+
+def _parts(path: Path, name: str, entry: _Entry) -> Iterator[torch.Tensor]:
+    """The tensor in float32, flat, some rows at a time."""
     import numpy as np
 
     gguf = _package()
     plain = {"F64": np.float64, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
     shape, dtype = entry.header.shape, entry.header.dtype
-    result = torch.empty(shape, dtype=torch.float32)
-    if result.numel() == 0:
-        return result
+    size = math.prod(shape)
+    if size == 0:
+        return
     columns = shape[-1] if shape else 1
-    rows = result.numel() // columns
+    rows = size // columns
     row_bytes = entry.header.nbytes // rows
-    view = result.view(rows, columns).numpy()
     step = max(1, _CHUNK // columns)
     try:
         with path.open("rb") as file:
@@ -202,9 +220,10 @@ def _load(path: Path, name: str, entry: _Entry) -> torch.Tensor:
                     raise CheckpointError(f"{path}: ends inside tensor {name!r}; download it again")
                 raw = raw.reshape(count, row_bytes)
                 if dtype in plain:
-                    view[first : first + count] = raw.view(plain[dtype])
+                    values = raw.view(plain[dtype]).astype(np.float32)
                 else:
-                    view[first : first + count] = gguf.dequantize(raw, gguf.GGMLQuantizationType(entry.type))
+                    values = gguf.dequantize(raw, gguf.GGMLQuantizationType(entry.type))
+                yield torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(-1)
     except OSError as error:
         raise _unreadable(path, error) from error
     except NotImplementedError as error:
@@ -212,7 +231,6 @@ def _load(path: Path, name: str, entry: _Entry) -> torch.Tensor:
             f"{path}: tensor {name!r} is {dtype}, which the gguf package cannot dequantise; "
             "use a file in another quantisation"
         ) from error
-    return result
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -8,7 +8,7 @@ import math
 import os
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ _WEIGHTS: tuple[tuple[str, Format], ...] = (
 
 # Names that show that a directory does hold weights, only not where or as this reader wants them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+
+PART = 1 << 22  # Elements that are read at a time where a whole tensor is not needed.
 
 _HEADER_LIMIT = 100_000_000  # The limit of the safetensors format itself.
 
@@ -70,6 +72,7 @@ class _Entry(NamedTuple):
     path: Path
     header: TensorHeader
     load: Callable[[], torch.Tensor]
+    parts: Callable[[], Iterator[torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,7 @@ class Checkpoint:
     metadata: dict[str, Any] = field(repr=False)
     headers: Mapping[str, TensorHeader] = field(repr=False)
     _load: Callable[[str], torch.Tensor] = field(repr=False)
+    _parts: Callable[[str], Iterator[torch.Tensor]] = field(repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))
@@ -98,6 +102,18 @@ class Checkpoint:
         private map of the file, whose pages are read on first use and go when the tensor does. Raises
         `CheckpointError` when there is no such tensor or its data cannot be read.
         """
+        self._require(name)
+        return self._load(name)
+
+    def parts(self, name: str) -> Iterator[torch.Tensor]:
+        """The tensor `name` in flat stretches of at most `PART` elements or one row, in order; as `load` otherwise.
+
+        Memory holds one stretch at a time, so the largest tensor can be looked through in little of it.
+        """
+        self._require(name)
+        return self._parts(name)
+
+    def _require(self, name: str) -> None:
         if name not in self.headers:
             if self.format == "config":
                 hint = "it was opened as a config only; open a checkpoint that has weights"
@@ -105,7 +121,6 @@ class Checkpoint:
                 close = difflib.get_close_matches(name, self.headers, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else "see `headers` for the names it has"
             raise CheckpointError(f"{self.path}: no tensor {name!r}; {hint}")
-        return self._load(name)
 
 
 def read_config_file(path: Path) -> Checkpoint:
@@ -145,7 +160,9 @@ def read_directory(directory: Path) -> Checkpoint:
 
 def _checkpoint(path: Path, format: Format, config: dict[str, Any], entries: dict[str, _Entry]) -> Checkpoint:
     headers = {name: entry.header for name, entry in entries.items()}
-    return Checkpoint(path, format, config, {}, headers, lambda name: entries[name].load())
+    return Checkpoint(
+        path, format, config, {}, headers, lambda name: entries[name].load(), lambda name: entries[name].parts()
+    )
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -231,8 +248,8 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
                 raise _not_safetensors(path, f"the header entry of tensor {name!r} is malformed")
         if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != header.nbytes:
             raise _not_safetensors(path, f"the size and shape of tensor {name!r} disagree")
-        load = partial(_safetensors_load, path, name, header, start + first)
-        entries[name] = _Entry(path, header, load)
+        place = (path, name, header, start + first)
+        entries[name] = _Entry(path, header, partial(_safetensors_load, *place), partial(_safetensors_parts, *place))
         end = max(end, start + last)
     if end != size:
         raise _wrong_size(path, str(end), size)
@@ -240,26 +257,41 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
 
 
 def _safetensors_load(path: Path, name: str, header: TensorHeader, offset: int) -> torch.Tensor:
-    """Read one tensor into memory of its own.
+    return _safetensors_read(path, name, header, offset, header.nbytes).reshape(header.shape)
+
+
+def _safetensors_parts(path: Path, name: str, header: TensorHeader, offset: int) -> Iterator[torch.Tensor]:
+    step = PART * _torch_dtype(path, name, header).itemsize
+    for start in range(0, header.nbytes, step):
+        yield _safetensors_read(path, name, header, offset + start, min(step, header.nbytes - start))
+
+
+def _safetensors_read(path: Path, name: str, header: TensorHeader, offset: int, nbytes: int) -> torch.Tensor:
+    """Read a stretch of a tensor, flat, into memory of its own.
 
     Not through `safetensors.safe_open`: that maps the whole file privately, which the system refuses for a
     file larger than its memory, and the point of reading tensor by tensor is to work there.
     """
-    dtype = _DTYPES.get(header.dtype)
-    if dtype is None:
-        raise CheckpointError(
-            f"{path}: tensor {name!r} has dtype {header.dtype}, which torch lacks; convert the checkpoint"
-        )
-    data = torch.empty(header.nbytes, dtype=torch.uint8)
+    dtype = _torch_dtype(path, name, header)
+    data = torch.empty(nbytes, dtype=torch.uint8)
     try:
         with path.open("rb") as file:
             file.seek(offset)
             count = file.readinto(data.numpy().data)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if count != header.nbytes:
+    if count != nbytes:
         raise CheckpointError(f"{path}: ends inside tensor {name!r}; download it again")
-    return data.view(dtype).reshape(header.shape)
+    return data.view(dtype)
+
+
+def _torch_dtype(path: Path, name: str, header: TensorHeader) -> torch.dtype:
+    dtype = _DTYPES.get(header.dtype)
+    if dtype is None:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has dtype {header.dtype}, which torch lacks; convert the checkpoint"
+        )
+    return dtype
 
 
 def _bin_entries(path: Path) -> dict[str, _Entry]:
@@ -267,12 +299,16 @@ def _bin_entries(path: Path) -> dict[str, _Entry]:
     for name, tensor in _torch_load(path, "meta").items():
         dtype = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         header = TensorHeader(tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size())
-        entries[name] = _Entry(path, header, partial(_bin_load, path, name))
+        entries[name] = _Entry(path, header, partial(_bin_load, path, name), partial(_bin_parts, path, name))
     return entries
 
 
 def _bin_load(path: Path, name: str) -> torch.Tensor:
     return _torch_load(path, "cpu")[name].detach()
+
+
+def _bin_parts(path: Path, name: str) -> Iterator[torch.Tensor]:
+    yield from _bin_load(path, name).reshape(-1).split(PART)
 
 
 def _torch_load(path: Path, device: str) -> dict[str, torch.Tensor]:

@@ -74,9 +74,7 @@ def fused_by_head(fused: Linear, o: Linear, heads: int, **extra: Any) -> Attenti
 
         return Linear(seen(fused.weight), None if fused.bias is None else seen(fused.bias))
 
-    return Attention(
-        part(0), part(1), part(2), Linear(o.weight.unflatten(0, (heads, head_dim)), o.bias), **extra
-    )
+    return Attention(part(0), part(1), part(2), Linear(o.weight.unflatten(0, (heads, head_dim)), o.bias), **extra)
 
 
 def norm(

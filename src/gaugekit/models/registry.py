@@ -38,6 +38,7 @@ class Family:
     `fields`: the config fields that `build` has taken into account; any other field that is not harmless is
     refused. `aliases`: prefixes under which the same tensors may be stored. `buffers`: patterns of tensors that
     are no parameters. `outside`: patterns of tensors outside the model proper, with the reason they are dead.
+    `wrappers`: model types that hold such a model under `text_config`, beside parts for other kinds of input.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Family:
     aliases: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = BUFFERS
     outside: tuple[tuple[str, str], ...] = ()
+    wrappers: tuple[str, ...] = ()
+
+
+def words(fields: str) -> frozenset[str]:
+    """Config fields, written one after the other."""
+    return frozenset(fields.split())
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -54,7 +61,7 @@ _FAMILIES: dict[str, Family] = {}
 
 def register(family: Family) -> Family:
     """Add a family; a model type registered twice is an error of the programmer."""
-    for model_type in family.model_types:
+    for model_type in (*family.model_types, *family.wrappers):
         if model_type in _FAMILIES:
             raise ValueError(f"model type {model_type} is registered twice")
         _FAMILIES[model_type] = family
@@ -87,10 +94,20 @@ def read_spec(checkpoint: Checkpoint) -> Spec:
     if family is None:
         known = ", ".join(sorted(registered()))
         raise UnsupportedArchitecture(f"model type {model_type!r} is not supported; supported are {known}")
+    if model_type in family.wrappers:
+        raw = _text_part(checkpoint, raw)
     source = Source(family.name, parse_config(family, raw), shapes, family.aliases, layout)
     streams = family.build(source)
     source.leftover(family.buffers, dict(family.outside))
     return Spec(family.name, streams, source.tensors, tuple(source.dead), tuple(source.copies))
+
+
+def _text_part(checkpoint: Checkpoint, raw: dict[str, Any]) -> dict[str, Any]:
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict) or "model_type" not in inner:
+        raise CheckpointError(f"{checkpoint.path}/config.json has no text_config with a model_type: it is incomplete")
+    # The wrapper's own word on ties is the one that its class follows.
+    return inner | {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
 
 
 def parse_config(family: Family, raw: dict[str, Any]) -> Any:
@@ -101,11 +118,12 @@ def parse_config(family: Family, raw: dict[str, Any]) -> Any:
                 f"config field {field}={value!r} of {family.name} is not known: it may change the function, "
                 "so the symmetries cannot be derived"
             )
-    from transformers import AutoConfig  # slow to import, and needed by no other part of this package
+    from huggingface_hub.errors import StrictDataclassError  # these two are slow to import,
+    from transformers import AutoConfig  # and needed by no other part of this package
 
     kwargs = {key: value for key, value in raw.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(raw["model_type"], **kwargs)
-    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError, StrictDataclassError) as error:
         line = " ".join(str(error).split())
         raise CheckpointError(f"config of {family.name} cannot be read: {line}") from error

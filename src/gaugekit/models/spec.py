@@ -207,6 +207,16 @@ class Spec:
     dead: tuple[Dead, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()
 
+    def norms(self) -> Iterator[Norm]:
+        """Every norm on the streams, each once, in order."""
+        seen: dict[Norm, None] = {}
+        for stream in self.streams:
+            branches = [branch for block in stream.blocks for branch in block.branches]
+            found = [stream.embed_norm]
+            found += [norm for b in branches for norm in (b.norm_in, b.norm_out, b.norm_sum)]
+            seen.update(dict.fromkeys(norm for norm in (*found, stream.final_norm) if norm is not None))
+        yield from seen
+
     @property
     def main(self) -> Stream:
         return self.streams[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -26,11 +26,13 @@ Observable = Literal["logprobs", "logits", "hidden"]
 class Symmetry(ABC):
     """One symmetry at one place of one model.
 
-    `where` names the place. `dimension` counts the directions that no other symmetry of the same model covers, and
-    `element` maps that many coordinates to a group element. Discrete symmetries have dimension 0.
+    `where` names the place, `layer` the layer it belongs to ("" for none). `dimension` counts the directions that no
+    other symmetry of the same model covers, and `element` maps that many coordinates to a group element. Discrete
+    symmetries have dimension 0.
     """
 
     where: str
+    layer: str = field(default="", kw_only=True)
 
     name: ClassVar[str]  # the kind, as reported: the same for every place
 

@@ -1,4 +1,4 @@
-"""The two circuits of every attention head, G_QK = W_Qᵀ W_K and G_VO = W_O W_V, as factors that are never multiplied out.
+"""The two circuits of every attention head, G_QK = W_Qᵀ W_K and G_VO = W_O W_V, as factors only.
 
 Norm weights are folded in and what LayerNorms do not see is projected out, so that the spectra do not change under
 any symmetry, the residual frame included [François & Ravera, arXiv 2602.18948, Table 1].

@@ -158,8 +158,9 @@ class QueryKey(Symmetry):
         matrices = torch.zeros(g, k, k, dtype=torch.float64)
         for pairs in turning:
             n = len(pairs)
-            left, right = (torch.linalg.qr(torch.view_as_complex(gaussian(g, n, n, 2, generator=generator)))[0]
-                           for _ in range(2))
+            left, right = (
+                torch.linalg.qr(torch.view_as_complex(gaussian(g, n, n, 2, generator=generator)))[0] for _ in range(2)
+            )
             scales = condition ** (torch.rand(g, n, generator=generator, dtype=torch.float64) - 0.5)
             if n == 1:  # QR of a 1 x 1 matrix keeps no phase
                 left = left * torch.polar(torch.ones(g, 1, 1).double(), gaussian(g, 1, 1, generator=generator) * 3)
@@ -196,9 +197,7 @@ class QKNormScale(Scaling):
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """Dimensions of a head that must scale alike."""
         a = self.attention
-        turning, still = (
-            a.rotary.blocks(a.head_dim) if a.rotary is not None else ((), tuple(range(a.head_dim)))
-        )
+        turning, still = a.rotary.blocks(a.head_dim) if a.rotary is not None else ((), tuple(range(a.head_dim)))
         return tuple(pair for pairs in turning for pair in pairs) + tuple((i,) for i in still)
 
     @property

@@ -6,7 +6,7 @@ share a direction, one of them is built without it (`centred`, `sum_free`), so d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from gaugekit.errors import UnsupportedObservable
 from gaugekit.models.parts import ACTIVATIONS
 from gaugekit.models.spec import MLP, Attention, Block, Branch, Dead, MoE, Norm, Spec, Stream, Table
 from gaugekit.models.view import View
-from gaugekit.symmetry.base import Observable, Symmetry, present
+from gaugekit.symmetry.base import Discrete, Observable, Symmetry, present
 from gaugekit.symmetry.heads import (
     HeadOrder,
     KeyConstant,
@@ -107,8 +107,14 @@ class _Rules:
         self.observable = observable
         self.found: list[Symmetry] = []
         self.discrete: list[Symmetry] = []
+        self.layer = ""
         self.blocked: dict[tuple[str, str], list[str]] = {}
         self.wirings = wire(spec, observable)
+
+    def add(self, symmetry: Symmetry) -> None:
+        """Note a symmetry in the layer that is being looked at."""
+        found = self.found if not isinstance(symmetry, Discrete) else self.discrete
+        found.append(replace(symmetry, layer=self.layer))
 
     def block(self, symmetry: type[Symmetry], reason: str, where: str) -> None:
         self.blocked.setdefault((symmetry.name, reason), []).append(where)
@@ -124,7 +130,7 @@ class _Rules:
     def stream(self, stream: Stream) -> None:
         wiring = self.wirings[stream.name]
         for layer, block in enumerate(stream.blocks):
-            at = f"{wiring.place}layer {layer}"
+            at = self.layer = wiring.layer_name(layer)
             for number, branch in enumerate(block.branches):
                 if isinstance(branch.body, Attention):
                     self._attention(wiring, block, branch, wiring.sources[layer, number], at)
@@ -133,6 +139,7 @@ class _Rules:
                 self._branch(wiring, branch, at)
             self._parallel(wiring, block, at)
         self._norms(wiring)
+        self.layer = ""
         self._tables(wiring)
         self._head(wiring)
         self._frame(wiring)
@@ -149,24 +156,22 @@ class _Rules:
         free = {type(s) for s in self.found if s.where == where}
         out = body.heads // body.kv_heads * (body.o.weight.shape[-1] - self._mean_unseen(wiring, branch))
         shown = value.show(ValueConstant in free)
-        self.found.append(ValueOutput(where, body, spare(body.head_dim, out, shown)))
+        self.add(ValueOutput(where, body, spare(body.head_dim, out, shown)))
         if body.qk_norm is None:
             still = len(still_dimensions(body.rotary, body.head_dim))
             many = body.heads // body.kv_heads * query.show(False)
-            self.found.append(QueryKey(where, body, spare(still, key.show(KeyConstant in free), many)))
+            self.add(QueryKey(where, body, spare(still, key.show(KeyConstant in free), many)))
             if body.rotary is not None:
                 self.block(QueryKey, "rotary positions leave only what commutes with the turns, not GL(k)", where)
         else:
-            self.found.append(QKNormScale(where, body))
+            self.add(QKNormScale(where, body))
             self.block(QueryKey, "a norm on queries and keys leaves only reciprocal scales of its weights", where)
         if body.distances:
             self.block(HeadOrder, "heads have their own distance slopes", where)
         elif body.heads > 1:
-            self.discrete.append(HeadOrder(where, body))
+            self.add(HeadOrder(where, body))
 
-    def _constants(
-        self, wiring: Wiring, block: Block, branch: Branch, key: Reader, value: Reader, where: str
-    ) -> None:
+    def _constants(self, wiring: Wiring, block: Block, branch: Branch, key: Reader, value: Reader, where: str) -> None:
         body = branch.body
         assert isinstance(body, Attention)
         still = still_dimensions(body.rotary, body.head_dim)
@@ -179,9 +184,9 @@ class _Rules:
         elif not key.shiftable:
             self.block(KeyConstant, "keys have no bias", where)
         else:
-            self.found.append(KeyConstant(where, body, key))
+            self.add(KeyConstant(where, body, key))
         if value.shiftable:
-            self.found.append(self._value_constant(wiring, block, branch, value, where))
+            self.add(self._value_constant(wiring, block, branch, value, where))
         else:
             self.block(ValueConstant, "values have no bias", where)
 
@@ -190,9 +195,7 @@ class _Rules:
         norm = branch.norm_out or branch.norm_sum
         return norm.kind == "layer" if norm is not None else wiring.mean_unseen
 
-    def _value_constant(
-        self, wiring: Wiring, block: Block, branch: Branch, value: Reader, where: str
-    ) -> ValueConstant:
+    def _value_constant(self, wiring: Wiring, block: Block, branch: Branch, value: Reader, where: str) -> ValueConstant:
         body = branch.body
         assert isinstance(body, Attention)
         sink, scales = body.o.bias, (None, None)
@@ -206,8 +209,8 @@ class _Rules:
 
     def _units(self, body: MLP | MoE, at: str) -> None:
         if isinstance(body, MoE):
-            self.found.append(RouterConstant(f"{at} router", body))
-            self.discrete.append(ExpertOrder(f"{at} experts", body))
+            self.add(RouterConstant(f"{at} router", body))
+            self.add(ExpertOrder(f"{at} experts", body))
             for number, expert in enumerate(body.experts):
                 self._mlp(expert, f"{at} expert {number}")
         else:
@@ -215,30 +218,31 @@ class _Rules:
 
     def _mlp(self, mlp: MLP, where: str) -> None:
         if mlp.gate is not None:
-            self.found.append(GatedUnitScale(where, mlp))
+            self.add(GatedUnitScale(where, mlp))
         if ACTIVATIONS[mlp.activation] is not None:
-            self.found.append(ActivationScale(where, mlp))
+            self.add(ActivationScale(where, mlp))
         elif mlp.gate is None:
             self.block(ActivationScale, f"{mlp.activation} is not homogeneous", where)
-        self.discrete.append(UnitOrder(where, mlp))
+        self.add(UnitOrder(where, mlp))
 
     def _branch(self, wiring: Wiring, branch: Branch, at: str) -> None:
         """What a branch writes: LayerScale, and the mean that the next LayerNorms lose."""
         kind = "attention" if isinstance(branch.body, Attention) else "MLP"
         where = f"{at} cross-attention" if isinstance(branch.body, Attention) and branch.body.memory else f"{at} {kind}"
         if branch.scale is not None and branch.norm_out is None:
-            self.found += [LayerScale(where, branch.scale, linear) for linear in output(branch.body)]
+            for linear in output(branch.body):
+                self.add(LayerScale(where, branch.scale, linear))
         if self._mean_unseen(wiring, branch):
             scale = None if branch.norm_out is not None else branch.scale
             for linear in output(branch.body):
-                self.found.append(WriterMean(f"{where} output", linear.weight, scale=scale))
+                self.add(WriterMean(f"{where} output", linear.weight, scale=scale))
                 if linear.bias is not None:
-                    self.found.append(WriterMean(f"{where} output bias", linear.bias.unsqueeze(0), scale=scale))
+                    self.add(WriterMean(f"{where} output bias", linear.bias.unsqueeze(0), scale=scale))
         else:
             self.block(WriterMean, "the stream is not read by LayerNorms only", where)
         if branch.norm_out is not None and branch.norm_out.bias is not None and wiring.mean_unseen:
             rows = branch.norm_out.bias.unsqueeze(0)
-            self.found.append(WriterMean(branch.norm_out.where, rows, scale=branch.scale))
+            self.add(WriterMean(branch.norm_out.where, rows, scale=branch.scale))
 
     def _parallel(self, wiring: Wiring, block: Block, at: str) -> None:
         if not block.parallel:
@@ -248,7 +252,7 @@ class _Rules:
             first, second = output_bias(biased[0]), output_bias(other)
             assert first is not None and second is not None
             scales = (biased[0].scale, other.scale)
-            self.found.append(ParallelBias(f"{at} output biases", first, second, wiring.mean_unseen, scales))
+            self.add(ParallelBias(f"{at} output biases", first, second, wiring.mean_unseen, scales))
 
     def _norms(self, wiring: Wiring) -> None:
         stream = wiring.stream
@@ -257,6 +261,7 @@ class _Rules:
             head = stream.head if norm == stream.final_norm and self.observable != "hidden" else None
             tied = head is not None and head.tied
             where = norm.where
+            self.layer = wiring.layer_of(norm)
             if norm == observed:
                 self.block(NormScale, "the norm's output is the observable", where)
                 continue
@@ -265,7 +270,7 @@ class _Rules:
             elif tied:
                 self.block(NormScale, "the norm is read by the tied head", where)
             else:
-                self.found.append(NormScale(where, norm, tuple(readers)))
+                self.add(NormScale(where, norm, tuple(readers)))
             self._norm_constant(wiring, norm, readers, tied)
             if norm.kind == "layer":
                 for reader in readers:
@@ -291,7 +296,7 @@ class _Rules:
         elif tied and readers[-1].linear.bias is None:
             self.block(NormConstant, "the norm is read by the tied head", norm.where)
         else:
-            self.found.append(NormConstant(norm.where, norm, tuple(readers), sink))
+            self.add(NormConstant(norm.where, norm, tuple(readers), sink))
 
     def _kernel(self, wiring: Wiring, norm: Norm, reader: Reader, is_head: bool) -> None:
         where = reader.linear.weight.name
@@ -306,13 +311,13 @@ class _Rules:
                 for branch in block.branches
             )
             sum_free = router or (is_head and self._head_shift_free(wiring.stream))
-            self.found.append(ReaderKernel(where, norm, reader, sum_free))
+            self.add(ReaderKernel(where, norm, reader, sum_free))
 
     def _tables(self, wiring: Wiring) -> None:
         stream = wiring.stream
         place = wiring.place
         if stream.embed_norm is not None and stream.embed_norm.bias is not None and wiring.mean_unseen:
-            self.found.append(WriterMean(stream.embed_norm.where, stream.embed_norm.bias.unsqueeze(0)))
+            self.add(WriterMean(stream.embed_norm.where, stream.embed_norm.bias.unsqueeze(0)))
         unseen = self._tables_mean_unseen(wiring)
         free: set[str] = set()
         for table in stream.tables:
@@ -325,7 +330,7 @@ class _Rules:
                 self.block(WriterMean, "the rows reach the stream through a nonlinearity", where)
             else:
                 free.add(table.name)
-                self.found.append(WriterMean(where, table.rows, table.dead_rows))
+                self.add(WriterMean(where, table.rows, table.dead_rows))
         self._table_constants(wiring, free)
 
     def _tables_mean_unseen(self, wiring: Wiring) -> bool:
@@ -358,13 +363,15 @@ class _Rules:
             row[0, names.index(first)], row[0, names.index(second)] = 1.0, -1.0
             row[0, [i for i, name in enumerate(names) if name in free]] = 0.0
             stacked = torch.cat([seen, row])
-            centred = bool(torch.linalg.matrix_rank(stacked) == torch.linalg.matrix_rank(seen)) if len(seen) else bool(
-                (row == 0).all()
+            centred = (
+                bool(torch.linalg.matrix_rank(stacked) == torch.linalg.matrix_rank(seen))
+                if len(seen)
+                else bool((row == 0).all())
             )
             seen = stacked
             through_head = any(self._is_tied_table(stream, tables[name]) for name in (first, second))
             where = f"{wiring.place}{first} and {second}"
-            self.found.append(TableConstant(where, tables[first].rows, tables[second].rows, centred, through_head))
+            self.add(TableConstant(where, tables[first].rows, tables[second].rows, centred, through_head))
 
     def _head(self, wiring: Wiring) -> None:
         head = wiring.stream.head
@@ -382,7 +389,7 @@ class _Rules:
                 # A trade of the token table with another one moves the mean already.
                 mean_only = self._tables_mean_unseen(wiring) and not wiring.stream.sums
                 weight = weight if mean_only else None
-            self.found.append(HeadConstant(where, weight, head.linear.bias, mean_only))
+            self.add(HeadConstant(where, weight, head.linear.bias, mean_only))
 
     def _frame(self, wiring: Wiring) -> None:
         stream = wiring.stream
@@ -408,7 +415,7 @@ class _Rules:
         layer_norms = any(norm.kind == "layer" for norm in wiring.norms)
         if not blocking:
             norms = tuple(norm for norm in wiring.norms if norm in wiring.readers)
-            self.found.append(Frame(where, tuple(writers), tuple(readers), norms, layer_norms))
+            self.add(Frame(where, tuple(writers), tuple(readers), norms, layer_norms))
         elif observed:
             self.block(StreamOrder, "the observable is read in the stream's coordinates", where)
         else:
@@ -417,4 +424,4 @@ class _Rules:
             even = [norm.weight for norm in wiring.norms] + [b.scale for b in branches if b.scale is not None]
             linear = all(table.linear for table in stream.tables)
             signs = "none" if not linear else "one" if layer_norms else "each"
-            self.discrete.append(StreamOrder(where, tuple(dict.fromkeys(odd)), tuple(dict.fromkeys(even)), signs))
+            self.add(StreamOrder(where, tuple(dict.fromkeys(odd)), tuple(dict.fromkeys(even)), signs))

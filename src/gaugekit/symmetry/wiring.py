@@ -56,6 +56,16 @@ class Wiring:
         else:
             self.readers.setdefault(norm, []).append(reader)
 
+    def layer_of(self, norm: Norm) -> str:
+        """The layer a norm stands in, as it is reported; "" for the first and last norm of the stream."""
+        for layer, block in enumerate(self.stream.blocks):
+            if any(norm in (b.norm_in, b.norm_out, b.norm_sum) for b in block.branches):
+                return self.layer_name(layer)
+        return ""
+
+    def layer_name(self, layer: int) -> str:
+        return f"{self.place}layer {layer}"
+
     @property
     def norms(self) -> list[Norm]:
         """Every norm on the stream, in order."""

@@ -6,7 +6,7 @@ RoBERTa shares the layout; its positions start behind the padding row.
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, norm, plain_mlp, table
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
 
@@ -35,9 +35,11 @@ def build(t: Source) -> tuple[Stream, ...]:
     types = t(f"{base}.embeddings.token_type_embeddings.weight", c.type_vocab_size, d)
     pad = c.pad_token_id
     padding = () if pad is None else (pad,)
-    if base == "roberta" and pad is None:
-        t.refuse("pad_token_id", "positions are counted from it")
-    before = tuple(range(pad + 1)) if base == "roberta" else ()
+    before: tuple[int, ...] = ()
+    if base == "roberta":
+        if pad is None:
+            t.refuse("pad_token_id", "positions are counted from it")
+        before = tuple(range(pad + 1))
     embed_norm = layer_norm(f"{base}.embeddings.LayerNorm")
     blocks = []
     for layer in range(c.num_hidden_layers):
@@ -79,10 +81,10 @@ FAMILY = Family(
     name="bert",
     model_types=("bert", "roberta"),
     build=build,
-    fields=frozenset(
+    fields=words(
         "add_cross_attention hidden_act hidden_size intermediate_size is_decoder layer_norm_eps"
         " max_position_embeddings num_attention_heads num_hidden_layers position_embedding_type tie_word_embeddings"
-        " type_vocab_size vocab_size".split()
+        " type_vocab_size vocab_size"
     ),
     aliases=(("bert.", ""), ("roberta.", "")),
     outside=OUTSIDE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import fused_by_head, language_head, norm, plain_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
 
@@ -48,10 +48,10 @@ FAMILY = Family(
     name="bloom",
     model_types=("bloom",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "apply_residual_connection_post_layernorm hidden_size layer_norm_epsilon n_embed n_head n_layer"
         " num_attention_heads offset_alibi seq_length skip_bias_add skip_bias_add_qkv slow_but_exact"
-        " tie_word_embeddings unk_token_id vocab_size".split()
+        " tie_word_embeddings unk_token_id vocab_size"
     ),
     aliases=(("transformer.", ""),),
 )

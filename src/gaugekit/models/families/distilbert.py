@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, norm, plain_mlp, table
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
 
@@ -61,13 +61,15 @@ FAMILY = Family(
     name="distilbert",
     model_types=("distilbert",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "activation dim hidden_dim max_position_embeddings n_heads n_layers sinusoidal_pos_embds tie_weights_"
-        " tie_word_embeddings vocab_size".split()
+        " tie_word_embeddings vocab_size"
     ),
     aliases=(("distilbert.", ""),),
     outside=(
-        (r"^(vocab_transform|vocab_layer_norm|vocab_projector|pre_classifier|classifier|qa_outputs)\.",
-         "task head, outside the hidden states"),
+        (
+            r"^(vocab_transform|vocab_layer_norm|vocab_projector|pre_classifier|classifier|qa_outputs)\.",
+            "task head, outside the hidden states",
+        ),
     ),
 )

@@ -1,13 +1,13 @@
 """Gemma 2 and Gemma 3 (text): RMSNorms of the 1 + w kind before and after each branch, a tied head.
 
 Gemma 2 caps scores and logits by a tanh; Gemma 3 norms queries and keys and turns local and global layers at
-different rotary bases.
+different rotary bases. Of Gemma 3 with images only the text model is described: images are no part of the observable.
 """
 
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, gated_mlp, language_head, norm
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Attention, Block, Branch, QKNorm, Stream, Table
@@ -67,12 +67,14 @@ FAMILY = Family(
     name="gemma",
     model_types=("gemma2", "gemma3_text"),
     build=build,
-    fields=frozenset(
+    fields=words(
         "attention_bias attn_logit_softcapping cache_implementation final_logit_softcapping head_dim hidden_act"
         " hidden_activation hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads"
         " num_hidden_layers num_key_value_heads query_pre_attn_scalar rms_norm_eps rope_local_base_freq"
         " rope_parameters rope_scaling rope_theta sliding_window sliding_window_pattern tie_word_embeddings"
-        " use_bidirectional_attention vocab_size".split()
+        " use_bidirectional_attention vocab_size"
     ),
-    aliases=(("model.", ""),),
+    aliases=(("model.", ""), ("model.", "language_model.model."), ("model.", "model.language_model.")),
+    outside=((r"(^|\.)(vision_tower|multi_modal_projector)\.", "image part, outside a text observable"),),
+    wrappers=("gemma3",),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, language_head, norm, rows
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, Block, Branch, Linear, Stream, Table
 
@@ -53,10 +53,10 @@ FAMILY = Family(
     name="gpt2",
     model_types=("gpt2",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "activation_function add_cross_attention layer_norm_epsilon n_ctx n_embd n_head n_inner n_layer n_positions"
         " reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights summary_activation"
-        " summary_proj_to_labels summary_type summary_use_proj tie_word_embeddings vocab_size".split()
+        " summary_proj_to_labels summary_type summary_use_proj tie_word_embeddings vocab_size"
     ),
     aliases=(("transformer.", ""),),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, language_head, norm, plain_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
 
@@ -47,10 +47,10 @@ FAMILY = Family(
     name="gpt_neo",
     model_types=("gpt_neo",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "activation_function attention_layers attention_types hidden_size intermediate_size layer_norm_epsilon"
         " max_position_embeddings num_heads num_layers summary_activation summary_proj_to_labels summary_type"
-        " summary_use_proj tie_word_embeddings tokenizer_class vocab_size window_size".split()
+        " summary_use_proj tie_word_embeddings tokenizer_class vocab_size window_size"
     ),
     aliases=(("transformer.", ""),),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, fused_by_head, language_head, norm, plain_mlp
-from gaugekit.models.registry import BUFFERS, Family
+from gaugekit.models.registry import BUFFERS, Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
@@ -42,10 +42,10 @@ FAMILY = Family(
     name="gpt_neox",
     model_types=("gpt_neox",),
     build=build,
-    fields=frozenset(
-        "attention_bias hidden_act hidden_size intermediate_size layer_norm_eps max_position_embeddings"
+    fields=words(
+        "attention_bias hidden_act hidden_size intermediate_size is_decoder layer_norm_eps max_position_embeddings"
         " num_attention_heads num_hidden_layers partial_rotary_factor rope_parameters rope_scaling rope_theta"
-        " rotary_emb_base rotary_pct tie_word_embeddings use_parallel_residual vocab_size".split()
+        " rotary_emb_base rotary_pct tie_word_embeddings use_parallel_residual vocab_size"
     ),
     aliases=(("gpt_neox.", ""), ("embed_out.", "lm_head.")),
     buffers=(*BUFFERS, r"attention\.(masked_)?bias$"),

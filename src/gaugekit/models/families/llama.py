@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, gated_mlp, language_head, norm
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, Attention, Block, Branch, MoE, QKNorm, Stream, Table
@@ -77,6 +77,6 @@ FAMILY = Family(
     name="llama",
     model_types=("llama", "mistral"),
     build=build,
-    fields=frozenset(FIELDS.split()),
+    fields=words(FIELDS),
     aliases=(("model.", ""),),
 )

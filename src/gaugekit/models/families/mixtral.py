@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS, decoder, self_attention
 from gaugekit.models.parts import activation
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, MoE, Stream
 
@@ -46,6 +46,6 @@ FAMILY = Family(
     name="mixtral",
     model_types=("mixtral",),
     build=build,
-    fields=frozenset(f"{FIELDS} num_experts_per_tok num_local_experts router_jitter_noise".split()),
+    fields=words(f"{FIELDS} num_experts_per_tok num_local_experts router_jitter_noise"),
     aliases=(("model.", ""),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS
 from gaugekit.models.parts import activation, attention, gated_mlp, language_head, norm
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Attention, Block, Branch, QKNorm, Stream, Table
@@ -52,4 +52,4 @@ def build(t: Source) -> tuple[Stream, ...]:
     return (Stream("decoder", (Table("tokens", tokens),), tuple(blocks), rms("model.norm"), head=head),)
 
 
-FAMILY = Family("olmo2", ("olmo2",), build, frozenset(FIELDS.split()), aliases=(("model.", ""),))
+FAMILY = Family("olmo2", ("olmo2",), build, words(FIELDS), aliases=(("model.", ""),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, language_head, norm, plain_mlp, table
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream
 
@@ -68,10 +68,10 @@ FAMILY = Family(
     name="opt",
     model_types=("opt",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "activation_function do_layer_norm_before enable_bias ffn_dim hidden_size layer_norm_elementwise_affine"
         " max_position_embeddings num_attention_heads num_hidden_layers tie_word_embeddings vocab_size"
-        " word_embed_proj_dim".split()
+        " word_embed_proj_dim"
     ),
     aliases=(("model.decoder.", "decoder."), ("model.decoder.", "")),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS
 from gaugekit.models.parts import activation, attention, language_head, norm, plain_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
@@ -42,6 +42,6 @@ FAMILY = Family(
     name="phi",
     model_types=("phi",),
     build=build,
-    fields=frozenset(f"{FIELDS} layer_norm_eps partial_rotary_factor qk_layernorm".split()),
+    fields=words(f"{FIELDS} layer_norm_eps partial_rotary_factor qk_layernorm"),
     aliases=(("model.", ""),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS, decoder
 from gaugekit.models.parts import activation, attention, rows
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, Attention, Stream
@@ -39,6 +39,6 @@ FAMILY = Family(
     name="phi3",
     model_types=("phi3",),
     build=build,
-    fields=frozenset(f"{FIELDS} original_max_position_embeddings partial_rotary_factor".split()),
+    fields=words(f"{FIELDS} original_max_position_embeddings partial_rotary_factor"),
     aliases=(("model.", ""),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS, decoder, self_attention
 from gaugekit.models.parts import activation, gated_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Stream
 
@@ -26,4 +26,4 @@ def build(t: Source) -> tuple[Stream, ...]:
     )
 
 
-FAMILY = Family("qwen2", ("qwen2",), build, frozenset(QWEN_FIELDS.split()), aliases=(("model.", ""),))
+FAMILY = Family("qwen2", ("qwen2",), build, words(QWEN_FIELDS), aliases=(("model.", ""),))

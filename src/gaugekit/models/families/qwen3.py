@@ -5,7 +5,7 @@ from __future__ import annotations
 from gaugekit.models.families.llama import decoder, self_attention
 from gaugekit.models.families.qwen2 import QWEN_FIELDS
 from gaugekit.models.parts import activation, gated_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Stream
 
@@ -25,4 +25,4 @@ def build(t: Source) -> tuple[Stream, ...]:
     )
 
 
-FAMILY = Family("qwen3", ("qwen3",), build, frozenset(QWEN_FIELDS.split()), aliases=(("model.", ""),))
+FAMILY = Family("qwen3", ("qwen3",), build, words(QWEN_FIELDS), aliases=(("model.", ""),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gaugekit.models.families.llama import decoder, self_attention
 from gaugekit.models.families.qwen2 import QWEN_FIELDS
 from gaugekit.models.parts import activation, gated_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, MoE, Stream
 
@@ -43,9 +43,9 @@ FAMILY = Family(
     name="qwen3_moe",
     model_types=("qwen3_moe",),
     build=build,
-    fields=frozenset(
+    fields=words(
         f"{QWEN_FIELDS} decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts"
-        " num_experts_per_tok num_local_experts".split()
+        " num_experts_per_tok num_local_experts"
     ),
     aliases=(("model.", ""),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS
 from gaugekit.models.parts import activation, attention, gated_mlp, language_head, norm
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
@@ -47,8 +47,6 @@ FAMILY = Family(
     name="stablelm",
     model_types=("stablelm",),
     build=build,
-    fields=frozenset(
-        f"{FIELDS} layer_norm_eps partial_rotary_factor qk_layernorm use_parallel_residual use_qkv_bias".split()
-    ),
+    fields=words(f"{FIELDS} layer_norm_eps partial_rotary_factor qk_layernorm use_parallel_residual use_qkv_bias"),
     aliases=(("model.", ""),),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gaugekit.models.families.llama import FIELDS
 from gaugekit.models.parts import activation, attention, language_head, norm, plain_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.rotary import rotary
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Block, Branch, Stream, Table
@@ -42,15 +42,13 @@ def build(t: Source) -> tuple[Stream, ...]:
             )
         )
     head = language_head(t, tokens)
-    return (
-        Stream("decoder", (Table("tokens", tokens),), tuple(blocks), layer_norm("model.norm"), head=head),
-    )
+    return (Stream("decoder", (Table("tokens", tokens),), tuple(blocks), layer_norm("model.norm"), head=head),)
 
 
 FAMILY = Family(
     name="starcoder2",
     model_types=("starcoder2",),
     build=build,
-    fields=frozenset(f"{FIELDS} mlp_type norm_epsilon norm_type use_bias".split()),
+    fields=words(f"{FIELDS} mlp_type norm_epsilon norm_type use_bias"),
     aliases=(("model.", ""),),
 )

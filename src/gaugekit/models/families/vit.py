@@ -6,7 +6,7 @@ DINOv2 adds a LayerScale on each branch and, in its largest model, a gated MLP.
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, norm, plain_mlp, rows
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, Block, Branch, Linear, Stream, Table
 
@@ -44,9 +44,7 @@ def dinov2_mlp(t: Source, at: str, act: str) -> MLP:
         return plain_mlp(t, f"{at}.fc1", f"{at}.fc2", d, f, act)
     f = (int(f * 2 / 3) + 7) // 8 * 8
     both: Linear = t.linear(f"{at}.weights_in", 2 * f, d)
-    return MLP(
-        up=rows(both, f, f), gate=rows(both, 0, f), down=t.writer(f"{at}.weights_out", d, f), activation="silu"
-    )
+    return MLP(up=rows(both, f, f), gate=rows(both, 0, f), down=t.writer(f"{at}.weights_out", d, f), activation="silu")
 
 
 def build(t: Source) -> tuple[Stream, ...]:
@@ -97,10 +95,10 @@ FAMILY = Family(
     name="vit",
     model_types=("vit", "dinov2"),
     build=build,
-    fields=frozenset(
+    fields=words(
         "apply_layernorm hidden_act hidden_size image_size intermediate_size layer_norm_eps layerscale_value mlp_ratio"
         " num_attention_heads num_channels num_hidden_layers out_features out_indices patch_size pooler_act"
-        " pooler_output_size qkv_bias reshape_hidden_states stage_names use_mask_token use_swiglu_ffn".split()
+        " pooler_output_size qkv_bias reshape_hidden_states stage_names use_mask_token use_swiglu_ffn"
     ),
     aliases=(("vit.", ""), ("dinov2.", "")),
     outside=(

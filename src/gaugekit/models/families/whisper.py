@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gaugekit.models.parts import activation, attention, language_head, norm, plain_mlp
-from gaugekit.models.registry import Family
+from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Attention, Block, Branch, Stream, Table
 
@@ -30,9 +30,7 @@ def build(t: Source) -> tuple[Stream, ...]:
     def encoder_block(at: str) -> Block:
         return Block(
             (
-                Branch(
-                    attend(f"{at}.self_attn", c.encoder_attention_heads), layer_norm(f"{at}.self_attn_layer_norm")
-                ),
+                Branch(attend(f"{at}.self_attn", c.encoder_attention_heads), layer_norm(f"{at}.self_attn_layer_norm")),
                 Branch(
                     plain_mlp(t, f"{at}.fc1", f"{at}.fc2", d, c.encoder_ffn_dim, act),
                     layer_norm(f"{at}.final_layer_norm"),
@@ -87,12 +85,12 @@ FAMILY = Family(
     name="whisper",
     model_types=("whisper",),
     build=build,
-    fields=frozenset(
+    fields=words(
         "activation_function apply_spec_augment d_model decoder_attention_heads decoder_ffn_dim decoder_layers"
         " encoder_attention_heads encoder_ffn_dim encoder_layers mask_feature_length mask_feature_min_masks"
         " mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_source_positions"
         " max_target_positions median_filter_width num_hidden_layers num_mel_bins scale_embedding"
-        " tie_word_embeddings use_weighted_layer_sum vocab_size".split()
+        " tie_word_embeddings use_weighted_layer_sum vocab_size"
     ),
     aliases=(("model.", ""),),
 )
