@@ -57,6 +57,7 @@ class Tiny:
 
     case: Case
     seed: int = 0
+    eps: float = EPS
     model: Any = field(init=False)
     spec: Spec = field(init=False)
     symmetries: Symmetries = field(init=False)
@@ -70,7 +71,7 @@ class Tiny:
         for module in self.model.modules():
             for name in ("eps", "variance_epsilon"):
                 if hasattr(module, name):
-                    setattr(module, name, EPS)
+                    setattr(module, name, self.eps)
         self.parameters = [p.requires_grad_() for p in self.model.parameters()]
         self.names = [name for name, _ in self.model.named_parameters()]
         sizes = [p.numel() for p in self.parameters]

@@ -46,6 +46,25 @@ def test_parameters_are_counted_as_the_class_counts_them(tiny: Tiny) -> None:
 
 def test_census_is_the_corank_of_the_jacobian(tiny: Tiny) -> None:
     total = tiny.symmetries.dimension + dead_indices(tiny).numel()
+    assert_corank(tiny, total)
+    if tiny.case.total is not None:
+        assert total == tiny.case.total
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_at_zero_eps_the_norm_input_scales_are_symmetries_too(case: Case) -> None:
+    tiny = Tiny(case, eps=0.0)
+    near = tiny.symmetries.at_zero_eps
+    total = tiny.symmetries.dimension + sum(s.dimension for s in near) + dead_indices(tiny).numel()
+    assert_corank(tiny, total)
+    before = tiny.observe(tiny.theta)
+    generator = torch.Generator().manual_seed(4)
+    for symmetry in near:
+        moved = tiny.observe(finite(tiny, symmetry, tiny.theta, generator))
+        assert float((moved - before).abs().max()) < 1e-9, symmetry.where
+
+
+def assert_corank(tiny: Tiny, total: int) -> None:
     spectrum = torch.linalg.svdvals(tiny.jacobian)
     spectrum = torch.cat([spectrum, torch.zeros(max(0, tiny.size - spectrum.numel()), dtype=torch.float64)])
     rank = tiny.size - total
@@ -53,8 +72,6 @@ def test_census_is_the_corank_of_the_jacobian(tiny: Tiny) -> None:
         f"census {total}; the spectrum falls by most at {gap_position(spectrum, tiny.size)}"
     )
     assert spectrum[rank] < 1e-12 * spectrum[0]
-    if tiny.case.total is not None:
-        assert total == tiny.case.total
 
 
 def gap_position(spectrum: Tensor, size: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gaugekit.models.spec import Linear, Norm
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Scaling, Translation, present
+from gaugekit.symmetry.base import Exactness, Scaling, Translation, present
 from gaugekit.symmetry.readers import Reader
 
 
@@ -127,3 +127,40 @@ class LayerScale(Scaling):
         edit[self.scale] = edit[self.scale] * element
         for view in present(self.output.weight, self.output.bias):
             edit[view] = edit[view] / element
+
+
+@dataclass(frozen=True)
+class NormInputScale(Scaling):
+    """Everything that a norm reads is multiplied by a > 0, which the norm undoes but for its eps.
+
+    `grow` holds what is multiplied, `shrink` what is divided to make up for it elsewhere. With `count` above one each
+    entry along the first axis (each head, where every head has a norm of its own) has its scale.
+    """
+
+    grow: tuple[View, ...]
+    shrink: tuple[View, ...] = ()
+    count: int = 1
+
+    name: ClassVar[str] = "norm input scale"
+    signed: ClassVar[bool] = False
+
+    @property
+    def exactness(self) -> Exactness:
+        return "exact at eps=0"
+
+    @property
+    def dimension(self) -> int:
+        return self.count
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.grow + self.shrink
+
+    def move(self, edit: Edit, element: Tensor) -> None:
+        for view in self.grow:
+            edit[view] = edit[view] * self._beside(view, element)
+        for view in self.shrink:
+            edit[view] = edit[view] / self._beside(view, element)
+
+    def _beside(self, view: View, element: Tensor) -> Tensor:
+        return element if self.count == 1 else element.reshape(-1, *[1] * (len(view.shape) - 1))

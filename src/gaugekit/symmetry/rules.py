@@ -24,7 +24,7 @@ from gaugekit.symmetry.heads import (
     ValueOutput,
     still_dimensions,
 )
-from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
+from gaugekit.symmetry.norms import LayerScale, NormConstant, NormInputScale, NormScale, ReaderKernel
 from gaugekit.symmetry.readers import Reader
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, StreamOrder, WriterMean
@@ -43,11 +43,15 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Everything that acts on a model without changing the observable."""
+    """Everything that acts on a model without changing the observable.
+
+    `at_zero_eps` would be exact if the norms' eps were zero, and is counted apart.
+    """
 
     observable: Observable
     continuous: tuple[Symmetry, ...]
     discrete: tuple[Symmetry, ...]
+    at_zero_eps: tuple[Symmetry, ...]
     blocked: tuple[Blocked, ...]
     dead: tuple[Dead, ...]
 
@@ -91,6 +95,7 @@ def derive(spec: Spec, observable: Observable | None = None) -> Symmetries:
         observable,
         tuple(s for s in rules.found if s.dimension > 0),
         tuple(rules.discrete),
+        tuple(rules.at_zero_eps),
         tuple(Blocked(name, reason, tuple(where)) for (name, reason), where in rules.blocked.items()),
         tuple(dead),
     )
@@ -107,14 +112,20 @@ class _Rules:
         self.observable = observable
         self.found: list[Symmetry] = []
         self.discrete: list[Symmetry] = []
+        self.at_zero_eps: list[Symmetry] = []
         self.layer = ""
         self.blocked: dict[tuple[str, str], list[str]] = {}
         self.wirings = wire(spec, observable)
 
     def add(self, symmetry: Symmetry) -> None:
         """Note a symmetry in the layer that is being looked at."""
-        found = self.found if not isinstance(symmetry, Discrete) else self.discrete
-        found.append(replace(symmetry, layer=self.layer))
+        if isinstance(symmetry, Discrete):
+            kind = self.discrete
+        elif symmetry.exactness == "exact at eps=0":
+            kind = self.at_zero_eps
+        else:
+            kind = self.found
+        kind.append(replace(symmetry, layer=self.layer))
 
     def block(self, symmetry: type[Symmetry], reason: str, where: str) -> None:
         self.blocked.setdefault((symmetry.name, reason), []).append(where)
@@ -143,6 +154,7 @@ class _Rules:
         self._tables(wiring)
         self._head(wiring)
         self._frame(wiring)
+        self._sum_scales(wiring)
 
     def _attention(self, wiring: Wiring, block: Block, branch: Branch, source: Norm | None, at: str) -> None:
         body = branch.body
@@ -165,6 +177,10 @@ class _Rules:
                 self.block(QueryKey, "rotary positions leave only what commutes with the turns, not GL(k)", where)
         else:
             self.add(QKNormScale(where, body))
+            for linear, what in ((body.q, "queries"), (body.k, "keys")):
+                count = linear.weight.shape[0] if body.qk_norm.over == "head" else 1
+                grow = present(linear.weight, linear.bias)
+                self.add(NormInputScale(f"{where} {what}", grow, count=count))
             self.block(QueryKey, "a norm on queries and keys leaves only reciprocal scales of its weights", where)
         if body.distances:
             self.block(HeadOrder, "heads have their own distance slopes", where)
@@ -240,6 +256,9 @@ class _Rules:
                     self.add(WriterMean(f"{where} output bias", linear.bias.unsqueeze(0), scale=scale))
         else:
             self.block(WriterMean, "the stream is not read by LayerNorms only", where)
+        if branch.norm_out is not None:
+            grow = tuple(view for linear in output(branch.body) for view in present(linear.weight, linear.bias))
+            self.add(NormInputScale(f"{where} output", grow))
         if branch.norm_out is not None and branch.norm_out.bias is not None and wiring.mean_unseen:
             rows = branch.norm_out.bias.unsqueeze(0)
             self.add(WriterMean(branch.norm_out.where, rows, scale=branch.scale))
@@ -425,3 +444,40 @@ class _Rules:
             linear = all(table.linear for table in stream.tables)
             signs = "none" if not linear else "one" if layer_norms else "each"
             self.add(StreamOrder(where, tuple(dict.fromkeys(odd)), tuple(dict.fromkeys(even)), signs))
+
+    def _sum_scales(self, wiring: Wiring) -> None:
+        """A scale of each sum: norms undo it but for their eps, and maps that read the sum itself take it back."""
+        stream = wiring.stream
+        branches = [branch for block in stream.blocks for branch in block.branches]
+        tables = tuple(table.rows for table in stream.tables)
+        shrink: tuple[View, ...] = ()
+        if self.tied(stream) and stream.final_norm is not None:
+            shrink = present(stream.final_norm.weight, stream.final_norm.bias)
+        if not all(table.linear for table in stream.tables):
+            return
+        if stream.embed_norm is not None:
+            self.add(NormInputScale(f"{wiring.place}embedding", tables, shrink))
+            tables, shrink = present(stream.embed_norm.weight, stream.embed_norm.bias), ()
+        if any(branch.norm_sum is not None for branch in branches):
+            last = stream.embed_norm
+            for layer, block in enumerate(stream.blocks):
+                self.layer = wiring.layer_name(layer)
+                for branch in block.branches:
+                    if last is None or branch.norm_sum is None:
+                        raise NotImplementedError("post-norm blocks follow a norm")
+                    grow = present(last.weight, last.bias, *branch_output(branch))
+                    readers = tuple(reader.linear.weight for reader in wiring.readers[last])
+                    self.add(NormInputScale(f"{branch.norm_sum.where} input", grow, readers))
+                    last = branch.norm_sum
+            self.layer = ""
+        elif stream.final_norm is not None:
+            grow = (*tables, *(view for branch in branches for view in branch_output(branch)))
+            shrink += tuple(reader.linear.weight for reader in wiring.raw_readers)
+            self.add(NormInputScale(f"{wiring.place}stream", grow, shrink))
+
+
+def branch_output(branch: Branch) -> tuple[View, ...]:
+    """What scales a branch's contribution to the stream when multiplied."""
+    if branch.norm_out is not None:
+        return present(branch.norm_out.weight, branch.norm_out.bias)
+    return tuple(view for linear in output(branch.body) for view in present(linear.weight, linear.bias))

@@ -97,7 +97,8 @@ class NormRow:
 
 @dataclass(frozen=True)
 class InspectReport:
-    """Everything `inspect` has to say. `heads` and `norms` are empty when only headers were read."""
+    """Everything `inspect` has to say. `heads` and `norms` are empty when only headers were read. `at_zero_eps` would
+    be symmetries if the norms' eps were zero; they are not counted in the redundancy."""
 
     model: dict[str, Any]
     observable: Observable
@@ -106,6 +107,7 @@ class InspectReport:
     by_layer: tuple[LayerRow, ...]
     dead: tuple[DeadRow, ...]
     discrete: tuple[SymmetryRow, ...]
+    at_zero_eps: tuple[SymmetryRow, ...]
     blocked: tuple[Blocked, ...]
     heads: tuple[HeadRow, ...] = ()
     norms: tuple[NormRow, ...] = ()
@@ -138,6 +140,7 @@ class InspectReport:
             },
             "dead": {"total": self.dead_parameters, "items": [asdict(row) for row in self.dead]},
             "discrete": [{"name": row.name, "group": row.group, "where": row.where} for row in self.discrete],
+            "at_zero_eps": [asdict(row) for row in self.at_zero_eps],
             "blocked": [asdict(row) for row in self.blocked],
             "heads": [asdict(row) for row in self.heads],
             "norms": [asdict(row) for row in self.norms],
@@ -188,6 +191,7 @@ def inspect(
         by_layer=_by_layer(symmetries.continuous),
         dead=_dead(symmetries),
         discrete=_by_name(symmetries.discrete),
+        at_zero_eps=_by_name(symmetries.at_zero_eps),
         blocked=symmetries.blocked,
         heads=tuple(heads),
         norms=tuple(norms),
