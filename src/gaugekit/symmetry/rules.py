@@ -276,14 +276,13 @@ class _Rules:
     def _norms(self, wiring: Wiring) -> None:
         stream = wiring.stream
         observed = self._observed_norm(wiring)
+        if observed is not None:
+            self.block(NormScale, "the norm's output is the observable", observed.where)
         for norm, readers in wiring.readers.items():
             head = stream.head if norm == stream.final_norm and self.observable != "hidden" else None
             tied = head is not None and head.tied
             where = norm.where
             self.layer = wiring.layer_of(norm)
-            if norm == observed:
-                self.block(NormScale, "the norm's output is the observable", where)
-                continue
             if norm in wiring.residual:
                 self.block(NormScale, "the norm's output also runs on along the residual", where)
             elif tied:
