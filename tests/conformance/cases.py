@@ -153,6 +153,9 @@ MQA = {"num_key_value_heads": 1}
 MHA = {"num_key_value_heads": 2}
 TIED = {"tie_word_embeddings": True}
 ONE = {"num_hidden_layers": 1}
+# All pairs turn alike, so a complex GL(2) commutes with them: 8 dimensions where two pairs of their own have 4.
+EQUAL = {"rope_type": "default", "rope_theta": 1.0}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
 # Head dimension apart from d / h, and three query heads on one key/value head or four on two.
 ODD = {"num_attention_heads": 3, "head_dim": 4}
 WIDE = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "num_hidden_layers": 1}
@@ -168,6 +171,8 @@ CASES = [
     Case("llama", llama_like(**ONE, **MHA, attention_bias=True, mlp_bias=True), note="biases"),
     Case("llama", llama_like(**WIDE, hidden_act="relu"), note="wide heads, ReLU gate"),
     Case("llama", llama_like(**ONE), "logits", note="logits"),
+    Case("llama", llama_like(**ONE, rope_parameters=EQUAL), total=16 + 8 + 9 + 24 + 8 + 28, note="equal turns"),
+    Case("llama", llama_like(**ONE, rope_parameters=LINEAR), note="rescaled turns"),
     Case("llama", llama_like(**ONE), "hidden", note="hidden"),
     Case("mistral", llama_like(), total=134, note="untied, one kv head"),
     Case(

@@ -14,6 +14,7 @@ OBSERVABLES = {
     "logits": "logits",
     "hidden": "final hidden states",
 }
+OUTSIDE = "outside layers"
 
 
 def plain(text: str) -> str:
@@ -31,6 +32,11 @@ def share(fraction: float) -> str:
     if 0 < percent < 0.001:
         return "<0.001 %"
     return f"{percent:.3g} %" if percent < 99.95 else f"{percent:.0f} %"
+
+
+def percent(fraction: float) -> str:
+    """A share as a column of them shows it: every number with the same decimals."""
+    return "<0.001 %" if 0 < fraction < 0.000005 else f"{100 * fraction:.3f} %"
 
 
 def plural(number: int, thing: str) -> str:
@@ -77,7 +83,8 @@ def facts(report: InspectReport) -> list[tuple[str, str]]:
     heads = plural(model["heads"], "head")
     if model["kv_heads"] != model["heads"]:
         heads += f" on {plural(model['kv_heads'], 'key/value head')}"
-    shape = f"{plural(model['layers'], 'layer')}, d_model {count(model['d_model'])}, {heads} of {model['head_dim']}"
+    shape = f"{plural(model['layers'], 'layer')}, d_model {count(model['d_model'])}, "
+    shape += f"{heads} of dimension {model['head_dim']}"
     lines = [
         ("family", f"{model['family']} ({model['format']})"),
         ("path", model["path"]),
@@ -103,4 +110,4 @@ def total(report: InspectReport) -> str:
 
 def layer_label(layer: str) -> str:
     """A layer as an axis shows it: "layer 3" → "3", "encoder layer 3" → "encoder 3", "" → "outside layers"."""
-    return layer.replace("layer ", "") if layer else "outside layers"
+    return layer.replace("layer ", "") if layer else OUTSIDE

@@ -7,6 +7,7 @@ is meant.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class Translation(Symmetry):
 
     @property
     def group(self) -> str:
-        return f"R^{self.dimension}"
+        return power("R", self.dimension)
 
     def element(self, coordinates: Tensor) -> Tensor:
         return coordinates
@@ -109,7 +110,7 @@ class Scaling(Symmetry):
 
     @property
     def group(self) -> str:
-        return f"(R*)^{self.dimension}" if self.signed else f"(R+)^{self.dimension}"
+        return power("R*" if self.signed else "R+", self.dimension)
 
     def element(self, coordinates: Tensor) -> Tensor:
         return coordinates.exp()
@@ -132,6 +133,13 @@ class Discrete(Symmetry):
 
     def element(self, coordinates: Tensor) -> Tensor:
         raise TypeError(f"{self.name} is discrete: it has random elements, but no coordinates")
+
+
+def power(group: str, count: int) -> str:
+    """A product of equal groups, as it is written."""
+    if count == 1:
+        return group
+    return f"{group}^{count}" if re.fullmatch(r"\w+(\([^()]*\))?", group) else f"({group})^{count}"
 
 
 def random_signs(shape: tuple[int, ...], generator: Generator) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from gaugekit.linalg import random_invertible
 from gaugekit.models.spec import Attention, Linear, Rotary
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, Translation, present
+from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, Translation, power, present
 from gaugekit.symmetry.readers import Reader
 
 
@@ -59,7 +59,7 @@ class ValueOutput(Symmetry):
 
     @property
     def group(self) -> str:
-        return f"GL({self.attention.head_dim})^{self.attention.kv_heads}"
+        return power(f"GL({self.attention.head_dim})", self.attention.kv_heads)
 
     @property
     def dimension(self) -> int:
@@ -109,11 +109,10 @@ class QueryKey(Symmetry):
         for pairs in turning:
             part = "C*" if len(pairs) == 1 else f"GL({len(pairs)},C)"
             parts[part] = parts.get(part, 0) + 1
-        factors = [f"({part})^{count}" if count > 1 else part for part, count in parts.items()]
+        factors = [power(part, count) for part, count in parts.items()]
         if still:
             factors.append(f"GL({len(still)})")
-        one = " x ".join(factors)
-        return f"({one})^{self.attention.kv_heads}"
+        return power(" x ".join(factors), self.attention.kv_heads)
 
     @property
     def dimension(self) -> int:
@@ -317,7 +316,7 @@ class HeadOrder(Discrete):
     @property
     def group(self) -> str:
         g, per_group = self.attention.kv_heads, self.attention.heads // self.attention.kv_heads
-        return f"S_{g}" if per_group == 1 else f"S_{per_group} wr S_{g}"
+        return f"S_{g}" if per_group == 1 else f"S_{per_group}" if g == 1 else f"S_{per_group} wr S_{g}"
 
     @property
     def views(self) -> tuple[View, ...]:

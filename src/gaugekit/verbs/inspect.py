@@ -21,7 +21,7 @@ from gaugekit.linalg import (
     stable_rank,
 )
 from gaugekit.models import Spec, read_spec
-from gaugekit.symmetry import Blocked, Circuits, Observable, Symmetries, Symmetry, circuits, derive
+from gaugekit.symmetry import Blocked, Circuits, Observable, Symmetries, Symmetry, circuits, derive, power
 
 T = TypeVar("T")
 Track = Callable[[Iterable[T], int, str], Iterable[T]]
@@ -323,7 +323,7 @@ def _product(symmetries: list[Symmetry]) -> str:
     counts: dict[str, int] = {}
     for symmetry in symmetries:
         counts[symmetry.group] = counts.get(symmetry.group, 0) + 1
-    return " x ".join(group if count == 1 else f"[{group}]^{count}" for group, count in counts.items())
+    return " x ".join(power(group, count) for group, count in counts.items())
 
 
 def _by_layer(symmetries: Iterable[Symmetry]) -> tuple[LayerRow, ...]:

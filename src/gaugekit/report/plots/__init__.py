@@ -1,0 +1,1 @@
+"""The plots of a page, each file one family of them."""

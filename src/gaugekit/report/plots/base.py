@@ -1,0 +1,68 @@
+"""What every plot of a page is made of: plain plotly dictionaries, without the page's colours, which may be dark.
+
+Every figure has a sentence that says in plain words what is seen. Text that reaches plotly must be escaped, because
+plotly reads a little HTML in labels.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+# Okabe and Ito's colours without black and yellow, which vanish on a dark and on a light page. What comes after
+# the seventh takes the same colours again with a pattern or another symbol, never a colour that looks like one.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
+PATTERNS = ("", "/", "x", ".")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+TICKS = 12  # labels on an axis of many places
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a figure's legend, which the page draws itself so that it wraps on a narrow screen."""
+
+    name: str
+    colour: str
+    pattern: str = ""  # of a bar
+    symbol: str = ""  # of a dot; "" for a bar
+
+
+@dataclass(frozen=True)
+class Figure:
+    id: str
+    title: str
+    caption: str
+    height: int
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    legend: tuple[Key, ...] = ()
+
+    def to_plotly(self) -> dict[str, Any]:
+        return {"id": self.id, "data": self.data, "layout": {**self.layout, "height": self.height}}
+
+
+def bar(name: str, index: int) -> Key:
+    """How the bars of the series with this index look; no two of the first 28 are alike."""
+    again, colour = divmod(index, len(COLOURS))
+    return Key(name, COLOURS[colour], pattern=PATTERNS[again % len(PATTERNS)])
+
+
+def dot(name: str, index: int) -> Key:
+    """How the dots of the series with this index look; no two of the first 28 are alike."""
+    return Key(name, COLOURS[index % len(COLOURS)], symbol=SYMBOLS[index % len(SYMBOLS)])
+
+
+def packed(values: np.ndarray) -> dict[str, str]:
+    """A matrix as plotly.js reads it from base64: a fifth of what its digits would take."""
+    data = base64.b64encode(values.astype("<f4").tobytes()).decode()
+    return {"dtype": "f4", "bdata": data, "shape": f"{values.shape[0]}, {values.shape[1]}"}
+
+
+def thinned(items: list[T]) -> list[T]:
+    """At most `TICKS` of them, evenly spaced, the first included."""
+    return items[:: -(-len(items) // TICKS) or 1]

