@@ -2,6 +2,6 @@
 
 from gaugekit.models.registry import Family, parse_config, read_spec, registered
 from gaugekit.models.spec import Spec
-from gaugekit.models.view import Edit, Edited, View
+from gaugekit.models.view import Edit, View
 
-__all__ = ["Edit", "Edited", "Family", "Spec", "View", "parse_config", "read_spec", "registered"]
+__all__ = ["Edit", "Family", "Spec", "View", "parse_config", "read_spec", "registered"]

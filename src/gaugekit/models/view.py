@@ -7,7 +7,7 @@ disk tensor and writing through the window changes the disk tensor itself, whate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -84,7 +84,8 @@ class Edit:
     """Reads and writes views over a mapping of tensors, copying a tensor the first time it is written.
 
     The given tensors are never changed; `changed` holds the new ones. Differentiable: derivatives of the values
-    written flow into the changed tensors.
+    written flow into the changed tensors. The mapping may hold a part of a model: `update` passes over the rest, so
+    that a model can be moved in pieces.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -95,23 +96,15 @@ class Edit:
         base = self.changed.get(view.name)
         return view.read(self._tensors[view.name] if base is None else base)
 
+    def __contains__(self, view: View) -> bool:
+        return view.name in self._tensors
+
+    def update(self, view: View | None, change: Callable[[Tensor], Tensor]) -> None:
+        """Change what is seen, if there is such a weight and this part of the model holds it."""
+        if view is not None and view in self:
+            self[view] = change(self[view])
+
     def __setitem__(self, view: View, value: Tensor) -> None:
         if view.name not in self.changed:
             self.changed[view.name] = self._tensors[view.name].clone()
         view.write(self.changed[view.name], value)
-
-
-class Edited(Mapping[str, Tensor]):
-    """`tensors` with some of them replaced."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> None:
-        self._tensors, self._changed = tensors, changed
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._changed[name] if name in self._changed else self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)

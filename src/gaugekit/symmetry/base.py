@@ -52,6 +52,11 @@ class Symmetry(ABC):
         """Every weight that an element moves."""
 
     @property
+    def context(self) -> tuple[View, ...]:
+        """Weights that are read to move others: a part of a model can be moved if it holds these."""
+        return ()
+
+    @property
     def exactness(self) -> Exactness:
         return "exact"
 
@@ -71,7 +76,7 @@ class Symmetry(ABC):
 
     @abstractmethod
     def move(self, edit: Edit, element: Tensor) -> None:
-        """Act on the tensors behind `edit`."""
+        """Act on the tensors behind `edit`; of a part of a model, on what it holds."""
 
     def act(self, tensors: Mapping[str, Tensor], element: Tensor) -> dict[str, Tensor]:
         """The tensors that change, with their new values; the given ones are not modified."""

@@ -26,9 +26,8 @@ def per_query_head(matrices: Tensor, heads: int) -> Tensor:
 
 def transform(edit: Edit, linear: Linear, matrices: Tensor) -> None:
     """W → S W, b → S b for weights (n, k, d) and matrices (n, k, k)."""
-    edit[linear.weight] = matrices @ edit[linear.weight]
-    if linear.bias is not None:
-        edit[linear.bias] = (matrices @ edit[linear.bias].unsqueeze(-1)).squeeze(-1)
+    edit.update(linear.weight, lambda weight: matrices @ weight)
+    edit.update(linear.bias, lambda bias: (matrices @ bias.unsqueeze(-1)).squeeze(-1))
 
 
 def unspared(coordinates: Tensor, size: int, spare: tuple[int, int]) -> Tensor:
@@ -80,7 +79,7 @@ class ValueOutput(Symmetry):
         a = self.attention
         transform(edit, a.v, element)
         dual = per_query_head(torch.linalg.inv(element).mT, a.heads)
-        edit[a.o.weight] = dual @ edit[a.o.weight]
+        edit.update(a.o.weight, lambda weight: dual @ weight)
 
 
 @dataclass(frozen=True)
@@ -216,8 +215,8 @@ class QKNormScale(Scaling):
         for number, block in enumerate(self.blocks):
             block_of[list(block)] = number
         scales = element.reshape(norm.k.shape[0], -1)[:, block_of]
-        edit[norm.q] = edit[norm.q] * per_query_head(scales, norm.q.shape[0])
-        edit[norm.k] = edit[norm.k] / scales
+        edit.update(norm.q, lambda weight: weight * per_query_head(scales, norm.q.shape[0]))
+        edit.update(norm.k, lambda weight: weight / scales)
 
 
 @dataclass(frozen=True)
@@ -241,6 +240,10 @@ class KeyConstant(Translation):
     @property
     def views(self) -> tuple[View, ...]:
         return self.reader.shift_views
+
+    @property
+    def context(self) -> tuple[View, ...]:
+        return self.reader.context
 
     def move(self, edit: Edit, element: Tensor) -> None:
         g, k = self.attention.kv_heads, self.attention.head_dim
@@ -283,6 +286,10 @@ class ValueConstant(Translation):
     def views(self) -> tuple[View, ...]:
         return self.reader.shift_views + present(self.sink)
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        return (*self.reader.context, self.attention.o.weight, *present(*self.scales))
+
     def move(self, edit: Edit, element: Tensor) -> None:
         a = self.attention
         g, k = a.kv_heads, a.head_dim
@@ -301,7 +308,7 @@ class ValueConstant(Translation):
                 written = written * edit[own]
             if others is not None:
                 written = written / edit[others]
-            edit[self.sink] = edit[self.sink] - written
+            edit.update(self.sink, lambda bias: bias - written)
         self.reader.shift(edit, constant)
 
 
@@ -339,7 +346,8 @@ class HeadOrder(Discrete):
             of_queries = view.shape[0] == a.heads and view not in (a.k.weight, a.k.bias, a.v.weight, a.v.bias)
             if a.qk_norm is not None and view == a.qk_norm.k:
                 of_queries = False
-            edit[view] = edit[view][element if of_queries else groups]
+            order = element if of_queries else groups
+            edit.update(view, lambda heads, order=order: heads[order])
 
 
 def gaussian(*shape: int, generator: Generator) -> Tensor:

@@ -36,9 +36,9 @@ class NormScale(Scaling):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in present(self.norm.weight, self.norm.bias):
-            edit[view] = edit[view] * element
+            edit.update(view, lambda values: values * element)
         for reader in self.readers:
-            edit[reader.linear.weight] = edit[reader.linear.weight] / element
+            edit.update(reader.linear.weight, lambda weight: weight / element)
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,19 @@ class NormConstant(Translation):
         shifted = tuple(view for reader in self.readers for view in reader.shift_views)
         return present(self.norm.bias) + shifted + present(self.sink)
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        # A reader's bias moves by what its weight says: the two lie in the same layer.
+        return tuple(view for reader in self.readers if reader.linear.bias is None for view in reader.context)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         assert self.norm.bias is not None
         # Each reader is shifted against the change of its own input, so β moves first: w·β is then the new one.
-        edit[self.norm.bias] = edit[self.norm.bias] + element
+        edit.update(self.norm.bias, lambda bias: bias + element)
         for reader in self.readers:
-            reader.shift(edit, -reader.flat(edit) @ element)
-        if self.sink is not None:
-            edit[self.sink] = edit[self.sink] - element
+            if reader.linear.weight in edit:
+                reader.shift(edit, -reader.flat(edit) @ element)
+        edit.update(self.sink, lambda bias: bias - element)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,10 @@ class ReaderKernel(Translation):
     def views(self) -> tuple[View, ...]:
         bias = self.reader.linear.bias if self.norm.bias is not None else None
         return present(self.reader.linear.weight, bias)
+
+    @property
+    def context(self) -> tuple[View, ...]:
+        return self.reader.context
 
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.sum_free:
@@ -124,9 +133,9 @@ class LayerScale(Scaling):
         return present(self.scale, self.output.weight, self.output.bias)
 
     def move(self, edit: Edit, element: Tensor) -> None:
-        edit[self.scale] = edit[self.scale] * element
+        edit.update(self.scale, lambda scale: scale * element)
         for view in present(self.output.weight, self.output.bias):
-            edit[view] = edit[view] / element
+            edit.update(view, lambda values: values / element)
 
 
 @dataclass(frozen=True)
@@ -158,9 +167,9 @@ class NormInputScale(Scaling):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in self.grow:
-            edit[view] = edit[view] * self._beside(view, element)
+            edit.update(view, lambda values, view=view: values * self._beside(view, element))
         for view in self.shrink:
-            edit[view] = edit[view] / self._beside(view, element)
+            edit.update(view, lambda values, view=view: values / self._beside(view, element))
 
     def _beside(self, view: View, element: Tensor) -> Tensor:
         return element if self.count == 1 else element.reshape(-1, *[1] * (len(view.shape) - 1))

@@ -46,11 +46,16 @@ class Reader:
     def shift_views(self) -> tuple[View, ...]:
         return present(self.linear.bias) or present(self.linear.weight)
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        """What must be at hand to shift z without a bias, or to add to W's free direction."""
+        return () if self.norm is None or not self.kernel else present(self.norm.weight, self.norm.bias)
+
     def shift(self, edit: Edit, constant: Tensor) -> None:
         """Add a constant (rows,) to z."""
         bias = self.linear.bias
         if bias is not None:
-            edit[bias] = edit[bias] + constant.reshape(bias.shape)
+            edit.update(bias, lambda old: old + constant.reshape(old.shape))
             return
         assert self.norm is not None and self.norm.bias is not None
         w = 1.0 / edit[self.norm.weight]
@@ -60,8 +65,7 @@ class Reader:
         """W → W + a wᵀ for a (rows,)."""
         assert self.norm is not None
         w = 1.0 / edit[self.norm.weight]
-        weight = edit[self.linear.weight]
-        edit[self.linear.weight] = weight + (rows.unsqueeze(-1) * w).reshape(weight.shape)
+        edit.update(self.linear.weight, lambda weight: weight + (rows.unsqueeze(-1) * w).reshape(weight.shape))
 
     def flat(self, edit: Edit) -> Tensor:
         """W as (rows, d)."""

@@ -46,8 +46,8 @@ class TableConstant(Translation):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         constant = along(element, self.first.shape[-1])
-        edit[self.first] = edit[self.first] + constant
-        edit[self.second] = edit[self.second] - constant
+        edit.update(self.first, lambda rows: rows + constant)
+        edit.update(self.second, lambda rows: rows - constant)
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,15 @@ class ParallelBias(Translation):
     def views(self) -> tuple[View, ...]:
         return (self.first, self.second)
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        return present(*self.scales)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         constant = along(element, self.first.shape[0])
         for view, scale, sign in zip((self.first, self.second), self.scales, (1.0, -1.0), strict=True):
-            edit[view] = edit[view] + sign * (constant if scale is None else constant / edit[scale])
+            step = sign * (constant if scale is None else constant / edit[scale])
+            edit.update(view, lambda bias, step=step: bias + step)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class HeadConstant(Translation):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.bias is not None:
-            edit[self.bias] = edit[self.bias] + element[-1]
-            element = element[:-1]
-        if self.weight is not None:
-            edit[self.weight] = edit[self.weight] + element
+            last, element = element[-1], element[:-1]
+            edit.update(self.bias, lambda bias: bias + last)
+        rows = element
+        edit.update(self.weight, lambda weight: weight + rows)

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from gaugekit.linalg import orthonormal_complement_of_ones, random_orthogonal
 from gaugekit.models.spec import Norm
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Symmetry, Translation, random_signs, scatter
+from gaugekit.symmetry.base import Discrete, Symmetry, Translation, present, random_signs, scatter
 from gaugekit.symmetry.readers import Reader
 
 
@@ -44,13 +44,17 @@ class WriterMean(Translation):
     def views(self) -> tuple[View, ...]:
         return (self.rows,)
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        return present(self.scale)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.dead_rows:
             live = torch.tensor([row for row in range(self.count) if row not in self.dead_rows])
             element = scatter(element, live, self.count)
-        rows = edit[self.rows]
-        direction = torch.ones(rows.shape[-1], dtype=rows.dtype) if self.scale is None else 1.0 / edit[self.scale]
-        edit[self.rows] = rows + (element.unsqueeze(-1) * direction).reshape(rows.shape)
+        width = self.rows.shape[-1]
+        direction = torch.ones(width, dtype=element.dtype) if self.scale is None else 1.0 / edit[self.scale]
+        edit.update(self.rows, lambda rows: rows + (element.unsqueeze(-1) * direction).reshape(rows.shape))
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,11 @@ class Frame(Symmetry):
         biases = tuple(norm.bias for norm in self.norms if norm.bias is not None)
         return tuple(view for view, _ in self.writers) + tuple(reader.linear.weight for reader in self.readers) + biases
 
+    @property
+    def context(self) -> tuple[View, ...]:
+        scales = tuple(scale for _, scale in self.writers if scale is not None)
+        return scales + tuple(reader.norm.weight for reader in self.readers if reader.norm is not None)
+
     @cached_property
     def _basis(self) -> Tensor:
         return orthonormal_complement_of_ones(self.width)
@@ -112,20 +121,23 @@ class Frame(Symmetry):
     def move(self, edit: Edit, element: Tensor) -> None:
         for view, scale in self.writers:
             if scale is None:
-                edit[view] = edit[view] @ element.mT
+                edit.update(view, lambda rows: rows @ element.mT)
             else:
-                edit[view] = (edit[view] * edit[scale]) @ element.mT / edit[scale]
+                edit.update(view, lambda rows, scale=scale: (rows * edit[scale]) @ element.mT / edit[scale])
         for reader in self.readers:
-            weight = edit[reader.linear.weight]
-            if reader.norm is None:
-                edit[reader.linear.weight] = weight @ element.mT
+            norm = reader.norm
+            if norm is None:
+                edit.update(reader.linear.weight, lambda weight: weight @ element.mT)
             else:
-                gamma = edit[reader.norm.weight]
-                edit[reader.linear.weight] = (weight * gamma) @ element.mT / gamma
+                edit.update(
+                    reader.linear.weight,
+                    lambda weight, norm=norm: (weight * edit[norm.weight]) @ element.mT / edit[norm.weight],
+                )
         for norm in self.norms:
-            if norm.bias is not None:
-                gamma = edit[norm.weight]
-                edit[norm.bias] = gamma * (element @ (edit[norm.bias] / gamma))
+            edit.update(
+                norm.bias,
+                lambda bias, norm=norm: edit[norm.weight] * (element @ (bias / edit[norm.weight])),
+            )
 
 
 @dataclass(frozen=True)
@@ -165,6 +177,6 @@ class StreamOrder(Discrete):
     def move(self, edit: Edit, element: Tensor) -> None:
         order, signs = element[0].long(), element[1]
         for view in self.odd:
-            edit[view] = edit[view][..., order] * signs
+            edit.update(view, lambda values: values[..., order] * signs)
         for view in self.even:
-            edit[view] = edit[view][..., order]
+            edit.update(view, lambda values: values[..., order])

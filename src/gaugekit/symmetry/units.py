@@ -18,9 +18,8 @@ from gaugekit.symmetry.base import Discrete, Scaling, Translation, present
 
 
 def scale_rows(edit: Edit, linear: Linear, scales: Tensor) -> None:
-    edit[linear.weight] = edit[linear.weight] * scales.unsqueeze(-1)
-    if linear.bias is not None:
-        edit[linear.bias] = edit[linear.bias] * scales
+    edit.update(linear.weight, lambda weight: weight * scales.unsqueeze(-1))
+    edit.update(linear.bias, lambda bias: bias * scales)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class GatedUnitScale(Scaling):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         scale_rows(edit, self.mlp.up, element)
-        edit[self.mlp.down.weight] = edit[self.mlp.down.weight] / element.unsqueeze(-1)
+        edit.update(self.mlp.down.weight, lambda weight: weight / element.unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ActivationScale(Scaling):
         degree = ACTIVATIONS[self.mlp.activation]
         assert degree is not None
         scale_rows(edit, self.active, element)
-        edit[self.mlp.down.weight] = edit[self.mlp.down.weight] / (element**degree).unsqueeze(-1)
+        edit.update(self.mlp.down.weight, lambda weight: weight / (element**degree).unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class RouterConstant(Translation):
         return (self.moe.router.weight,)
 
     def move(self, edit: Edit, element: Tensor) -> None:
-        edit[self.moe.router.weight] = edit[self.moe.router.weight] + element
+        edit.update(self.moe.router.weight, lambda weight: weight + element)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class UnitOrder(Discrete):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in dict.fromkeys(self.views):
-            edit[view] = edit[view][element]
+            edit.update(view, lambda units: units[element])
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class ExpertOrder(Discrete):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in present(self.moe.router.weight, self.moe.router.bias):
-            edit[view] = edit[view][element]
+            edit.update(view, lambda units: units[element])
         old = [[edit[view].clone() for view in expert_views(expert)] for expert in self.moe.experts]
         for expert, source in zip(self.moe.experts, element.tolist(), strict=True):
             for view, value in zip(expert_views(expert), old[source], strict=True):
