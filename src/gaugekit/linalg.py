@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "balance",
     "balance_defect",
     "degenerate_blocks",
     "effective_rank",
@@ -369,6 +370,26 @@ def balance_defect(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.linalg.matrix_norm(gram_a + gram_b)
     relative = absolute / torch.where(total > 0, total, 1.0)
     return absolute * scale[..., 0, 0] * scale[..., 0, 0], relative
+
+
+def balance(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """S and T, both (..., k, k), with S A and T B as short as they can be while (T B)ᴴ (S A) = Bᴴ A.
+
+    With Bᴴ A = U Σ Vᴴ they are Σ^½ Vᴴ and Σ^½ Uᴴ, from QR of Aᴴ and Bᴴ; T = S⁻ᴴ unless a factor has not full rank: then
+    the directions that the product does not show become zero in both. Real or complex, (..., k, m) and (..., k, n).
+    """
+    k = a.shape[-2]
+    r_a, r_b = (torch.linalg.qr(padded(x).mH, mode="r").R for x in (a, b))
+    u, s, vh = torch.linalg.svd(r_b @ r_a.mH)
+    floor = torch.finfo(s.dtype).eps * k * torch.linalg.matrix_norm(r_a) * torch.linalg.matrix_norm(r_b)
+    root = torch.where(s > floor.unsqueeze(-1), s, 0.0).sqrt().unsqueeze(-1).to(a.dtype)
+    return root * (vh @ torch.linalg.pinv(r_a.mH)), root * (u.mH @ torch.linalg.pinv(r_b.mH))
+
+
+def padded(x: Tensor) -> Tensor:
+    """At least as many columns as rows, by zeros."""
+    missing = x.shape[-2] - x.shape[-1]
+    return x if missing <= 0 else torch.nn.functional.pad(x, (0, missing))
 
 
 def degenerate_blocks(s: Tensor, rtol: float = 1e-4) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A model moved piece by piece is the model moved as a whole."""
+"""A model moved piece by piece is the model moved as a whole, and every model of an orbit comes home to the same."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from cases import CASES
 from oracle import Case, Tiny
+from torch import Tensor
 
-from gaugekit.symmetry.orbit import Path, Step, pieces
+from gaugekit.symmetry.orbit import Homeward, Step, Walk, pieces
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -15,9 +16,10 @@ def test_pieces_add_up(case: Case) -> None:
     tiny = Tiny(case)
     generator = torch.Generator().manual_seed(11)
     everything = (*tiny.symmetries.continuous, *tiny.symmetries.discrete)
-    path = Path([Step(symmetry, symmetry.sample(generator)) for symmetry in everything])
+    steps = [Step(symmetry, symmetry.sample(generator)) for symmetry in everything]
+    path = Walk(steps)
     whole = tiny.tensors()
-    for step in path.steps:
+    for step in steps:
         whole.update(step.symmetry.act(whole, step.element))
     tensors, seen = tiny.tensors(), set()
     largest = max(len(piece) for piece in pieces(tiny.spec))
@@ -33,3 +35,39 @@ def test_pieces_add_up(case: Case) -> None:
         assert all(tensors[name].dim() == 1 for name in extra)
     assert seen == set(tiny.spec.tensors)
     assert largest < len(seen)
+
+
+def home(tiny: Tiny, theta: Tensor) -> Tensor:
+    """The representative, found piece by piece."""
+    everything = (*tiny.symmetries.continuous, *tiny.symmetries.discrete)
+    tensors = tiny.tensors(theta)
+    path = Homeward(everything, tensors.__getitem__)
+    for piece in pieces(tiny.spec):
+        theta = tiny.flat(path.move(piece, tensors.__getitem__), theta)
+    return theta
+
+
+def scrambled(tiny: Tiny, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    theta = tiny.theta
+    for symmetry in (*tiny.symmetries.continuous, *tiny.symmetries.discrete):
+        theta = tiny.flat(symmetry.act(tiny.tensors(theta), symmetry.sample(generator)), theta)
+    return theta
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_model_of_an_orbit_has_one_representative(case: Case) -> None:
+    tiny = Tiny(case)
+    dead = torch.zeros(tiny.size, dtype=torch.bool)
+    for item in tiny.symmetries.dead:
+        dead[item.view.window(tiny.index[item.view.name]).reshape(-1)] = True
+    first = home(tiny, tiny.theta)
+    assert float((tiny.observe(first) - tiny.observe(tiny.theta)).abs().max()) < 1e-9, "the observable moved"
+    assert float((home(tiny, first) - first)[~dead].abs().max()) < 1e-9, "not idempotent"
+    for seed in (1, 2):
+        again = home(tiny, scrambled(tiny, seed))
+        worst = int(((again - first).abs() * ~dead).argmax())
+        name = next(n for n, index in tiny.index.items() if worst in index.reshape(-1))
+        assert float((again - first)[~dead].abs().max()) < 1e-8, f"{name} depends on the place in the orbit"
+    other = tiny.theta + 1e-3 * torch.randn(tiny.size, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    assert float((home(tiny, other) - first)[~dead].abs().max()) > 1e-4, "another model comes to the same place"

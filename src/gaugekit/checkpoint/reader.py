@@ -32,6 +32,8 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5"
 
 PART = 1 << 22  # Elements that are read at a time where a whole tensor is not needed.
 
+_RAW_PART = 1 << 24  # Bytes that are read at a time where they are only passed on.
+
 _HEADER_LIMIT = 100_000_000  # The limit of the safetensors format itself.
 
 # What safetensors calls torch's dtypes. Headers of `.bin` files use these names too.
@@ -73,6 +75,7 @@ class _Entry(NamedTuple):
     header: TensorHeader
     load: Callable[[], torch.Tensor]
     parts: Callable[[], Iterator[torch.Tensor]]
+    raw: Callable[[], Iterator[torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,7 @@ class Checkpoint:
     headers: Mapping[str, TensorHeader] = field(repr=False)
     _load: Callable[[str], torch.Tensor] = field(repr=False)
     _parts: Callable[[str], Iterator[torch.Tensor]] = field(repr=False)
+    _raw: Callable[[str], Iterator[torch.Tensor]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))
@@ -112,6 +116,17 @@ class Checkpoint:
         """
         self._require(name)
         return self._parts(name)
+
+    def raw(self, name: str) -> Iterator[torch.Tensor]:
+        """The bytes of the tensor `name` in flat stretches of uint8: row-major, little-endian, as safetensors lays
+        them out. A safetensors file is not decoded for it, so this works for dtypes that torch lacks.
+
+        Raises `CheckpointError` as `load` does, and for GGUF, whose blocks have no such layout.
+        """
+        self._require(name)
+        if self._raw is None:
+            raise CheckpointError(f"{self.path}: GGUF files are read only; convert with transformers first")
+        return self._raw(name)
 
     def _require(self, name: str) -> None:
         if name not in self.headers:
@@ -161,7 +176,14 @@ def read_directory(directory: Path) -> Checkpoint:
 def _checkpoint(path: Path, format: Format, config: dict[str, Any], entries: dict[str, _Entry]) -> Checkpoint:
     headers = {name: entry.header for name, entry in entries.items()}
     return Checkpoint(
-        path, format, config, {}, headers, lambda name: entries[name].load(), lambda name: entries[name].parts()
+        path,
+        format,
+        config,
+        {},
+        headers,
+        lambda name: entries[name].load(),
+        lambda name: entries[name].parts(),
+        lambda name: entries[name].raw(),
     )
 
 
@@ -249,7 +271,8 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != header.nbytes:
             raise _not_safetensors(path, f"the size and shape of tensor {name!r} disagree")
         place = (path, name, header, start + first)
-        entries[name] = _Entry(path, header, partial(_safetensors_load, *place), partial(_safetensors_parts, *place))
+        ways = (_safetensors_load, _safetensors_parts, _safetensors_raw)
+        entries[name] = _Entry(path, header, *(partial(way, *place) for way in ways))
         end = max(end, start + last)
     if end != size:
         raise _wrong_size(path, str(end), size)
@@ -266,13 +289,23 @@ def _safetensors_parts(path: Path, name: str, header: TensorHeader, offset: int)
         yield _safetensors_read(path, name, header, offset + start, min(step, header.nbytes - start))
 
 
+def _safetensors_raw(path: Path, name: str, header: TensorHeader, offset: int) -> Iterator[torch.Tensor]:
+    for start in range(0, header.nbytes, _RAW_PART):
+        yield _read(path, name, offset + start, min(_RAW_PART, header.nbytes - start))
+
+
 def _safetensors_read(path: Path, name: str, header: TensorHeader, offset: int, nbytes: int) -> torch.Tensor:
-    """Read a stretch of a tensor, flat, into memory of its own.
+    """Read a stretch of a tensor, flat."""
+    dtype = _torch_dtype(path, name, header)
+    return _read(path, name, offset, nbytes).view(dtype)
+
+
+def _read(path: Path, name: str, offset: int, nbytes: int) -> torch.Tensor:
+    """Bytes of the file, in memory of their own.
 
     Not through `safetensors.safe_open`: that maps the whole file privately, which the system refuses for a
     file larger than its memory, and the point of reading tensor by tensor is to work there.
     """
-    dtype = _torch_dtype(path, name, header)
     data = torch.empty(nbytes, dtype=torch.uint8)
     try:
         with path.open("rb") as file:
@@ -282,7 +315,7 @@ def _safetensors_read(path: Path, name: str, header: TensorHeader, offset: int, 
         raise _unreadable(path, error) from error
     if count != nbytes:
         raise CheckpointError(f"{path}: ends inside tensor {name!r}; download it again")
-    return data.view(dtype)
+    return data
 
 
 def _torch_dtype(path: Path, name: str, header: TensorHeader) -> torch.dtype:
@@ -299,7 +332,7 @@ def _bin_entries(path: Path) -> dict[str, _Entry]:
     for name, tensor in _torch_load(path, "meta").items():
         dtype = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         header = TensorHeader(tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size())
-        entries[name] = _Entry(path, header, partial(_bin_load, path, name), partial(_bin_parts, path, name))
+        entries[name] = _Entry(path, header, *(partial(way, path, name) for way in (_bin_load, _bin_parts, _bin_raw)))
     return entries
 
 
@@ -309,6 +342,11 @@ def _bin_load(path: Path, name: str) -> torch.Tensor:
 
 def _bin_parts(path: Path, name: str) -> Iterator[torch.Tensor]:
     yield from _bin_load(path, name).reshape(-1).split(PART)
+
+
+def _bin_raw(path: Path, name: str) -> Iterator[torch.Tensor]:
+    for part in _bin_parts(path, name):
+        yield part.contiguous().view(torch.uint8)
 
 
 def _torch_load(path: Path, device: str) -> dict[str, torch.Tensor]:

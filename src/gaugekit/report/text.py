@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -69,12 +70,13 @@ def _factors(group: str) -> list[str]:
 
 def model_name(report: InspectReport) -> str:
     """What a reader would call this checkpoint."""
-    path = PurePath(report.model["path"])
+    path = PurePath(os.path.abspath(report.model["path"]))
     for part in reversed(path.parts):
         # A snapshot of the hub's cache is named by a commit; the model's name stands two folders up.
         if hub := re.fullmatch(r"models--(.+?)--(.+)", part):
             return f"{hub[1]}/{hub[2]}"
-    return path.name or str(path)
+    # A folder that is called "model" says nothing; the one above it does.
+    return "/".join(path.parts[-2:]) if path.name in ("model", "checkpoint") else path.name
 
 
 def facts(report: InspectReport) -> list[tuple[str, str]]:

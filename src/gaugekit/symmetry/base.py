@@ -78,6 +78,16 @@ class Symmetry(ABC):
     def move(self, edit: Edit, element: Tensor) -> None:
         """Act on the tensors behind `edit`; of a part of a model, on what it holds."""
 
+    @abstractmethod
+    def fix(self, edit: Edit) -> Tensor:
+        """The element that carries the weights behind `edit` to their representative: after it has moved them, the
+        result is the same for every model of the orbit, and `fix` gives the identity."""
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """Weights by which `fix` decides."""
+        return self.views + self.context
+
     def act(self, tensors: Mapping[str, Tensor], element: Tensor) -> dict[str, Tensor]:
         """The tensors that change, with their new values; the given ones are not modified."""
         edit = Edit(tensors)
@@ -149,6 +159,12 @@ def power(group: str, count: int) -> str:
 
 def random_signs(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator).double() * 2 - 1
+
+
+def probe(length: int) -> Tensor:
+    """A fixed vector (length,) in general position. Signs, phases and orders that have no other rule are decided by
+    the product with it, which is large for nearly every vector; a largest entry may change by rounding."""
+    return torch.randn(length, generator=Generator().manual_seed(length), dtype=torch.float64)
 
 
 def scatter(values: Tensor, index: Tensor, length: int) -> Tensor:

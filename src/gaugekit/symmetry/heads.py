@@ -1,4 +1,4 @@
-"""Symmetries of attention heads: bases of the value–output and query–key circuits, constants of keys and values.
+"""Symmetries of attention heads: bases of the value–output and query–key circuits, and the order of heads.
 
 Shapes: q (h, k, d), k and v (g, k, d), o (h, k, d); a group of h/g query heads shares one key/value head.
 """
@@ -12,16 +12,21 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from gaugekit.linalg import random_invertible
+from gaugekit.linalg import balance, random_invertible
 from gaugekit.models.spec import Attention, Linear, Rotary
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, Translation, power, present
+from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, power, present, probe
 from gaugekit.symmetry.readers import Reader
 
 
 def per_query_head(matrices: Tensor, heads: int) -> Tensor:
     """(g, ...) → (h, ...): query head i belongs to key/value head i // (h/g)."""
     return matrices.repeat_interleave(heads // matrices.shape[0], dim=0)
+
+
+def still_dimensions(rotary: Rotary | None, head_dim: int) -> tuple[int, ...]:
+    """Dimensions of a head that no rotation turns."""
+    return tuple(range(head_dim)) if rotary is None else rotary.blocks(head_dim)[1]
 
 
 def transform(edit: Edit, linear: Linear, matrices: Tensor) -> None:
@@ -44,15 +49,41 @@ def unspared(coordinates: Tensor, size: int, spare: tuple[int, int]) -> Tensor:
     return full.reshape(-1, size, size)
 
 
+def phased(s: Tensor, t: Tensor, rows: Tensor) -> Tensor:
+    """(S, T) stacked, each row turned by the phase (or sign) that makes `rows` (..., k) real and positive."""
+    size = rows.abs().unsqueeze(-1)
+    turn = torch.where(size > 0, rows.unsqueeze(-1).conj() / torch.where(size > 0, size, 1.0), 1.0)
+    return torch.stack([turn * s, turn * t])
+
+
+def with_bias(edit: Edit, linear: Linear) -> Tensor:
+    """[W b], (n, k, d + 1), or W where there is no bias."""
+    weight = edit[linear.weight]
+    return weight if linear.bias is None else torch.cat([weight, edit[linear.bias].unsqueeze(-1)], dim=-1)
+
+
+def beside(heads: Tensor, kv_heads: int) -> Tensor:
+    """(h, k, m) → (g, k, h/g · m): the query heads of a group side by side."""
+    h, k, m = heads.shape
+    return heads.reshape(kv_heads, h // kv_heads, k, m).transpose(1, 2).reshape(kv_heads, k, -1)
+
+
+def partner(element: Tensor) -> tuple[Tensor, Tensor]:
+    """S for one factor and S⁻ᵀ for the other; an element may bring both along, stacked."""
+    return (element[0], element[1]) if element.dim() == 4 else (element, torch.linalg.inv(element).mT)
+
+
 @dataclass(frozen=True)
 class ValueOutput(Symmetry):
     """W_V → S W_V, b_V → S b_V and W_O → W_O S⁻¹ for every query head of the group; G_VO = W_O W_V is unchanged.
 
-    `spare`: by how much the head is wider than its outputs and its values can show; see `unspared`.
+    `spare`: by how much the head is wider than its outputs and its values can show; see `unspared`. `loose`: the
+    values' reader, where a part of their constant is free but not all of it.
     """
 
     attention: Attention
     spare: tuple[int, int] = (0, 0)
+    loose: Reader | None = None
 
     name: ClassVar[str] = "value-output basis"
 
@@ -65,6 +96,10 @@ class ValueOutput(Symmetry):
         return self.attention.kv_heads * (self.attention.head_dim**2 - self.spare[0] * self.spare[1])
 
     @property
+    def sources(self) -> tuple[View, ...]:
+        return self.views + (() if self.loose is None else self.loose.context)
+
+    @property
     def views(self) -> tuple[View, ...]:
         return present(self.attention.v.weight, self.attention.v.bias, self.attention.o.weight)
 
@@ -75,11 +110,37 @@ class ValueOutput(Symmetry):
         g, k = self.attention.kv_heads, self.attention.head_dim
         return random_invertible(k, generator, condition, (g,))
 
+    def fix(self, edit: Edit) -> Tensor:
+        """Balanced: values and outputs are Σ^½Vᵀ and Σ^½Uᵀ of their product; the product of each row of W_V with a
+        fixed vector is positive. Directions that the product does not show become zero."""
+        a = self.attention
+        seen = with_bias(edit, a.v)
+        if self.loose is not None:
+            # What part of the constant is free is known only in the basis that is looked for: decide without it, as
+            # long as every direction of the head carries more than that constant.
+            linear = self.loose.linear_part(edit).reshape(a.kv_heads, a.head_dim, -1)
+            seen = linear if (torch.linalg.matrix_rank(linear) == a.head_dim).all() else seen
+        s, t = balance(seen, beside(edit[a.o.weight], a.kv_heads))
+        values = s @ edit[a.v.weight] if self.loose is None else s @ seen
+        return phased(s, t, values @ probe(values.shape[-1]))
+
     def move(self, edit: Edit, element: Tensor) -> None:
         a = self.attention
-        transform(edit, a.v, element)
-        dual = per_query_head(torch.linalg.inv(element).mT, a.heads)
+        own, dual = partner(element)
+        transform(edit, a.v, own)
+        dual = per_query_head(dual, a.heads)
         edit.update(a.o.weight, lambda weight: dual @ weight)
+
+
+def place_complex(matrices: Tensor, first: list[int], second: list[int], block: Tensor) -> None:
+    """Write complex (..., n, n) blocks into real (..., k, k) matrices that act on pairs (x_first, x_second)."""
+    for rows, columns, value in (
+        (first, first, block.real),
+        (second, second, block.real),
+        (first, second, -block.imag),
+        (second, first, block.imag),
+    ):
+        matrices[..., torch.tensor(rows).unsqueeze(-1), torch.tensor(columns)] = value
 
 
 @dataclass(frozen=True)
@@ -162,24 +223,38 @@ class QueryKey(Symmetry):
             scales = condition ** (torch.rand(g, n, generator=generator, dtype=torch.float64) - 0.5)
             if n == 1:  # QR of a 1 x 1 matrix keeps no phase
                 left = left * torch.polar(torch.ones(g, 1, 1).double(), gaussian(g, 1, 1, generator=generator) * 3)
-            block = left @ (scales.unsqueeze(-1) * right)
-            first, second = ([pair[side] for pair in pairs] for side in (0, 1))
-            for rows, columns, value in (
-                (first, first, block.real),
-                (second, second, block.real),
-                (first, second, -block.imag),
-                (second, first, block.imag),
-            ):
-                matrices[:, torch.tensor(rows).unsqueeze(-1), torch.tensor(columns)] = value
+            first, second = (list(side) for side in zip(*pairs, strict=True))
+            place_complex(matrices, first, second, left @ (scales.unsqueeze(-1) * right))
         if still:
             index = torch.tensor(still)
             matrices[:, index.unsqueeze(-1), index] = random_invertible(len(still), generator, condition, (g,))
         return matrices
 
+    def fix(self, edit: Edit) -> Tensor:
+        """Balanced, as values and outputs are: over the reals where nothing turns, over the complex numbers for pairs
+        that turn alike. The product of each (complex) row of W_K with a fixed vector is real and positive."""
+        a = self.attention
+        queries, keys = beside(with_bias(edit, a.q), a.kv_heads), with_bias(edit, a.k)
+        weights = edit[a.k.weight]
+        functional = probe(weights.shape[-1])
+        element = torch.zeros(2, a.kv_heads, a.head_dim, a.head_dim, dtype=queries.dtype)
+        turning, still = self.blocks
+        for pairs in turning:
+            first, second = (list(side) for side in zip(*pairs, strict=True))
+            q, k, w = (torch.complex(x[:, first], x[:, second]) for x in (queries, keys, weights))
+            s, t = balance(q, k)
+            place_complex(element, first, second, phased(s, t, (t @ w) @ functional.to(w.dtype)))
+        if still:
+            index = torch.tensor(still)
+            s, t = balance(queries[:, index], keys[:, index])
+            element[:, :, index.unsqueeze(-1), index] = phased(s, t, (t @ weights[:, index]) @ functional)
+        return element
+
     def move(self, edit: Edit, element: Tensor) -> None:
         a = self.attention
-        transform(edit, a.q, per_query_head(element, a.heads))
-        transform(edit, a.k, torch.linalg.inv(element).mT)
+        own, dual = partner(element)
+        transform(edit, a.q, per_query_head(own, a.heads))
+        transform(edit, a.k, dual)
 
 
 @dataclass(frozen=True)
@@ -208,6 +283,21 @@ class QKNormScale(Scaling):
         assert self.attention.qk_norm is not None
         return (self.attention.qk_norm.q, self.attention.qk_norm.k)
 
+    def fix(self, edit: Edit) -> Tensor:
+        """γ_q and γ_k are equally long on each block, and γ_k has a positive product with a fixed vector."""
+        norm = self.attention.qk_norm
+        assert norm is not None
+        n = norm.k.shape[0]
+        queries, keys = edit[norm.q].reshape(n, -1, norm.q.shape[-1]), edit[norm.k]
+        scales = []
+        for block in self.blocks:
+            index = list(block)
+            long_q, long_k = queries[:, :, index].flatten(1).norm(dim=-1), keys[:, index].norm(dim=-1)
+            sound = (long_q > 0) & (long_k > 0)
+            size = (torch.where(sound, long_k, 1.0) / torch.where(sound, long_q, 1.0)).sqrt()
+            scales.append(torch.where(keys[:, index] @ probe(len(index)) < 0, -size, size))
+        return torch.stack(scales, dim=1).reshape(-1)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         norm = self.attention.qk_norm
         assert norm is not None
@@ -217,99 +307,6 @@ class QKNormScale(Scaling):
         scales = element.reshape(norm.k.shape[0], -1)[:, block_of]
         edit.update(norm.q, lambda weight: weight * per_query_head(scales, norm.q.shape[0]))
         edit.update(norm.k, lambda weight: weight / scales)
-
-
-@dataclass(frozen=True)
-class KeyConstant(Translation):
-    """A constant added to every key on the dimensions that never turn: each query's scores shift alike, which the
-    softmax does not see. It enters through the key bias, or, without one, through the reader's free direction."""
-
-    attention: Attention
-    reader: Reader
-
-    name: ClassVar[str] = "key constant"
-
-    @cached_property
-    def still(self) -> tuple[int, ...]:
-        return still_dimensions(self.attention.rotary, self.attention.head_dim)
-
-    @property
-    def dimension(self) -> int:
-        return self.attention.kv_heads * len(self.still)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return self.reader.shift_views
-
-    @property
-    def context(self) -> tuple[View, ...]:
-        return self.reader.context
-
-    def move(self, edit: Edit, element: Tensor) -> None:
-        g, k = self.attention.kv_heads, self.attention.head_dim
-        scatter = torch.eye(k, dtype=element.dtype)[list(self.still)]
-        self.reader.shift(edit, (element.reshape(g, -1) @ scatter).reshape(-1))
-
-
-def still_dimensions(rotary: Rotary | None, head_dim: int) -> tuple[int, ...]:
-    """Dimensions of a head that no rotation turns."""
-    return tuple(range(head_dim)) if rotary is None else rotary.blocks(head_dim)[1]
-
-
-@dataclass(frozen=True)
-class ValueConstant(Translation):
-    """A constant c added to every value: rows of the softmax sum to one, so Σ_h W_O c leaves every head, and comes off
-    the output bias again.
-
-    `sink`: a bias (d,) that reaches the stream together with the output, and `sink_scale` its LayerScale over the
-    output's. Without a sink, c runs over the kernel of Σ_h W_O (of its centred part if `centred`: the stream is
-    read by LayerNorms only).
-    """
-
-    attention: Attention
-    reader: Reader
-    sink: View | None
-    centred: bool
-    scales: tuple[View | None, View | None] = (None, None)
-
-    name: ClassVar[str] = "value constant"
-
-    @property
-    def dimension(self) -> int:
-        values = self.attention.kv_heads * self.attention.head_dim
-        if self.sink is not None:
-            return values
-        seen = self.attention.o.weight.shape[-1] - self.centred
-        return max(0, values - seen)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return self.reader.shift_views + present(self.sink)
-
-    @property
-    def context(self) -> tuple[View, ...]:
-        return (*self.reader.context, self.attention.o.weight, *present(*self.scales))
-
-    def move(self, edit: Edit, element: Tensor) -> None:
-        a = self.attention
-        g, k = a.kv_heads, a.head_dim
-        out = edit[a.o.weight]
-        # Each value head feeds every query head of its group: (g, k, d), the sum over the group.
-        summed = out.reshape(g, a.heads // g, k, -1).sum(1).reshape(g * k, -1)
-        if self.sink is None:
-            seen = summed - summed.mean(-1, keepdim=True) if self.centred else summed
-            left = torch.linalg.svd(seen)[0]
-            constant = left[:, g * k - self.dimension :] @ element
-        else:
-            constant = element
-            written = constant @ summed
-            own, others = self.scales
-            if own is not None:
-                written = written * edit[own]
-            if others is not None:
-                written = written / edit[others]
-            edit.update(self.sink, lambda bias: bias - written)
-        self.reader.shift(edit, constant)
 
 
 @dataclass(frozen=True)
@@ -338,6 +335,16 @@ class HeadOrder(Discrete):
         groups = torch.randperm(a.kv_heads, generator=generator)
         within = [torch.randperm(per_group, generator=generator) for _ in groups]
         return torch.cat([group * per_group + order for group, order in zip(groups, within, strict=True)])
+
+    def fix(self, edit: Edit) -> Tensor:
+        """Groups by the sum of squares of their values, which is the nuclear norm of G_VO where that is balanced, and
+        query heads within a group by that of their outputs, falling."""
+        a = self.attention
+        per_group = a.heads // a.kv_heads
+        groups = (edit[a.v.weight] ** 2).sum((1, 2)).argsort(descending=True)
+        sizes = (edit[a.o.weight] ** 2).sum((1, 2)).reshape(a.kv_heads, per_group)
+        within = sizes.argsort(dim=1, descending=True)
+        return (groups.unsqueeze(-1) * per_group + within[groups]).reshape(-1)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         a = self.attention

@@ -34,6 +34,14 @@ class NormScale(Scaling):
     def views(self) -> tuple[View, ...]:
         return present(self.norm.weight, self.norm.bias) + tuple(r.linear.weight for r in self.readers)
 
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return (self.norm.weight,)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """γ becomes 1."""
+        return 1.0 / edit[self.norm.weight]
+
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in present(self.norm.weight, self.norm.bias):
             edit.update(view, lambda values: values * element)
@@ -68,6 +76,17 @@ class NormConstant(Translation):
     def context(self) -> tuple[View, ...]:
         # A reader's bias moves by what its weight says: the two lie in the same layer.
         return tuple(view for reader in self.readers if reader.linear.bias is None for view in reader.context)
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return present(self.norm.weight, self.norm.bias)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """β becomes 0. Readers without a bias need w·β ≠ 0 to keep their constant: then β becomes γ."""
+        assert self.norm.bias is not None
+        beta = edit[self.norm.bias]
+        unbiased = any(reader.linear.bias is None for reader in self.readers)
+        return edit[self.norm.weight] - beta if unbiased else -beta
 
     def move(self, edit: Edit, element: Tensor) -> None:
         assert self.norm.bias is not None
@@ -106,6 +125,11 @@ class ReaderKernel(Translation):
     def context(self) -> tuple[View, ...]:
         return self.reader.context
 
+    def fix(self, edit: Edit) -> Tensor:
+        """W Γ 1 becomes 0."""
+        rows = -(self.reader.flat(edit) * edit[self.norm.weight]).mean(-1)
+        return rows[:-1] if self.sum_free else rows
+
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.sum_free:
             element = torch.cat([element, -element.sum().unsqueeze(0)])
@@ -131,6 +155,10 @@ class LayerScale(Scaling):
     @property
     def views(self) -> tuple[View, ...]:
         return present(self.scale, self.output.weight, self.output.bias)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """λ becomes 1."""
+        return 1.0 / edit[self.scale]
 
     def move(self, edit: Edit, element: Tensor) -> None:
         edit.update(self.scale, lambda scale: scale * element)
@@ -164,6 +192,11 @@ class NormInputScale(Scaling):
     @property
     def views(self) -> tuple[View, ...]:
         return self.grow + self.shrink
+
+    def fix(self, edit: Edit) -> Tensor:
+        raise NotImplementedError(
+            "a scale that eps breaks has no representative: to take one would move the observable"
+        )
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in self.grow:

@@ -1,16 +1,23 @@
-"""Moving a model along its orbit, piece by piece: no more than a layer is in memory, and every tensor is rounded once."""
+"""Moving a model along its orbit, piece by piece: a layer is in memory at a time, and every tensor is rounded once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gaugekit.models.spec import MLP, Attention, Branch, Norm, Spec
-from gaugekit.models.view import View
+from gaugekit.models.view import Edit, View
 from gaugekit.symmetry.base import Symmetry, present
+from gaugekit.symmetry.constants import KeyConstant, ValueConstant
+from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput
+from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
+from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
+from gaugekit.symmetry.stream import Frame, StreamOrder, WriterMean
+from gaugekit.symmetry.units import ActivationScale, ExpertOrder, GatedUnitScale, RouterConstant, UnitOrder
 from gaugekit.symmetry.wiring import inputs, output
 
 Load = Callable[[str], Tensor]
@@ -64,11 +71,11 @@ def branch_views(branch: Branch) -> Iterator[View]:
 class Path:
     """Steps to be taken one after the other, ready to be applied to any part of the model."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = tuple(steps)
+    def __init__(self, symmetries: Sequence[Symmetry]) -> None:
+        self.symmetries = tuple(symmetries)
         self._touching: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
-            for name in step.symmetry.touches:
+        for number, symmetry in enumerate(self.symmetries):
+            for name in symmetry.touches:
                 self._touching.setdefault(name, []).append(number)
 
     @property
@@ -82,7 +89,7 @@ class Path:
         waiting = list(names)
         while waiting:
             for number in self._touching.get(waiting.pop(), ()):
-                for view in self.steps[number].symmetry.context:
+                for view in self._wanted(number):
                     if view.name not in needed:
                         needed[view.name] = None
                         waiting.append(view.name)
@@ -95,5 +102,86 @@ class Path:
         tensors = {name: load(name).to(torch.float64) for name in self.needs(names)}
         numbers = sorted({number for name in tensors for number in self._touching.get(name, ())})
         for number in numbers:
-            tensors.update(self.steps[number].symmetry.act(tensors, self.steps[number].element))
+            tensors.update(self.symmetries[number].act(tensors, self._element(number, tensors)))
         return {name: tensors[name] for name in names if name in self._touching}
+
+    def _wanted(self, number: int) -> tuple[View, ...]:
+        return self.symmetries[number].context
+
+    @abstractmethod
+    def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor: ...
+
+
+class Walk(Path):
+    """A path whose elements are given."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__([step.symmetry for step in steps])
+        self._elements = [step.element for step in steps]
+
+    def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor:
+        return self._elements[number]
+
+
+class Homeward(Path):
+    """The path to the representative: each element is found when its turn comes, from weights that all earlier steps
+    have moved. An element that acts on several pieces is found once and kept."""
+
+    def __init__(self, symmetries: Sequence[Symmetry], load: Load) -> None:
+        super().__init__(sorted(symmetries, key=turn))
+        self._kept: dict[int, Tensor] = {}
+        # What turns or orders the whole stream is decided by a table of tokens, which no other piece should wait for.
+        for symmetry in self.symmetries:
+            if isinstance(symmetry, Frame | StreamOrder):
+                self.move([view.name for view in symmetry.sources], load)
+
+    def _wanted(self, number: int) -> tuple[View, ...]:
+        symmetry = self.symmetries[number]
+        return symmetry.context if number in self._kept else symmetry.context + symmetry.sources
+
+    def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor:
+        if number in self._kept:
+            return self._kept[number]
+        symmetry = self.symmetries[number]
+        element = symmetry.fix(Edit(tensors))
+        if not all(name in tensors for name in symmetry.touches):
+            self._kept[number] = element
+        return element
+
+
+# A step must not undo what an earlier one has settled, and is decided by weights on which earlier ones no longer act.
+# First what settles the tables, by which the frame is found; a frame may change the sign of β, so constants come after.
+TURNS: tuple[type[Symmetry], ...] = (
+    LayerScale,
+    NormScale,
+    TableConstant,
+    Frame,
+    StreamOrder,
+    NormConstant,
+    HeadConstant,
+    RouterConstant,
+    ReaderKernel,
+    KeyConstant,
+    ValueConstant,
+    ParallelBias,
+    WriterMean,
+    QKNormScale,
+    ValueOutput,
+    QueryKey,
+    ActivationScale,
+    GatedUnitScale,
+    UnitOrder,
+    ExpertOrder,
+    HeadOrder,
+)
+
+
+def turn(symmetry: Symmetry) -> float:
+    """The place of a symmetry in the way to the representative."""
+    if isinstance(symmetry, ValueConstant) and symmetry.sink is None:
+        # Decided by an orthogonal projection among the values, so their basis comes first.
+        return TURNS.index(ValueOutput) + 0.5
+    on_tables = isinstance(symmetry, WriterMean) and not symmetry.layer
+    if on_tables or (isinstance(symmetry, HeadConstant) and symmetry.mean_only):
+        return TURNS.index(Frame) - 0.5
+    return TURNS.index(type(symmetry))

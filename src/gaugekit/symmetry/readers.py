@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gaugekit.models.spec import Linear, Norm
@@ -50,6 +51,22 @@ class Reader:
     def context(self) -> tuple[View, ...]:
         """What must be at hand to shift z without a bias, or to add to W's free direction."""
         return () if self.norm is None or not self.kernel else present(self.norm.weight, self.norm.bias)
+
+    def constant(self, edit: Edit) -> Tensor:
+        """W β + b, (rows,): what z is where the normalized state is zero."""
+        bias = self.linear.bias
+        total = torch.zeros(self.rows, dtype=torch.float64) if bias is None else edit[bias].reshape(-1)
+        if self.norm is not None and self.norm.bias is not None:
+            total = total + self.flat(edit) @ edit[self.norm.bias]
+        return total
+
+    def linear_part(self, edit: Edit) -> Tensor:
+        """W Γ, (rows, d), without what a LayerNorm does not see."""
+        weight = self.flat(edit)
+        if self.norm is None:
+            return weight
+        weight = weight * edit[self.norm.weight]
+        return weight - weight.mean(-1, keepdim=True) if self.kernel else weight
 
     def shift(self, edit: Edit, constant: Tensor) -> None:
         """Add a constant (rows,) to z."""

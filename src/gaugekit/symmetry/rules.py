@@ -15,15 +15,8 @@ from gaugekit.models.parts import ACTIVATIONS
 from gaugekit.models.spec import MLP, Attention, Block, Branch, Dead, MoE, Norm, Spec, Stream, Table
 from gaugekit.models.view import View
 from gaugekit.symmetry.base import Discrete, Observable, Symmetry, present
-from gaugekit.symmetry.heads import (
-    HeadOrder,
-    KeyConstant,
-    QKNormScale,
-    QueryKey,
-    ValueConstant,
-    ValueOutput,
-    still_dimensions,
-)
+from gaugekit.symmetry.constants import KeyConstant, ValueConstant
+from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput, still_dimensions
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormInputScale, NormScale, ReaderKernel
 from gaugekit.symmetry.readers import Reader
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
@@ -168,7 +161,10 @@ class _Rules:
         free = {type(s) for s in self.found if s.where == where}
         out = body.heads // body.kv_heads * (body.o.weight.shape[-1] - self._mean_unseen(wiring, branch))
         shown = value.show(ValueConstant in free)
-        self.add(ValueOutput(where, body, spare(body.head_dim, out, shown)))
+        loose = any(
+            isinstance(s, ValueConstant) and s.where == where and s.sink is None and s.dimension for s in self.found
+        )
+        self.add(ValueOutput(where, body, spare(body.head_dim, out, shown), value if loose else None))
         if body.qk_norm is None:
             still = len(still_dimensions(body.rotary, body.head_dim))
             many = body.heads // body.kv_heads * query.show(False)
@@ -389,7 +385,11 @@ class _Rules:
             seen = stacked
             through_head = any(self._is_tied_table(stream, tables[name]) for name in (first, second))
             where = f"{wiring.place}{first} and {second}"
-            self.add(TableConstant(where, tables[first].rows, tables[second].rows, centred, through_head))
+            if second in barred or self._is_tied_table(stream, tables[second]):
+                first, second = second, first
+            rows, others = tables[first].rows, tables[second].rows
+            dead, mean_free = tables[second].dead_rows, second in free
+            self.add(TableConstant(where, rows, others, centred, through_head, dead, mean_free))
 
     def _head(self, wiring: Wiring) -> None:
         head = wiring.stream.head
@@ -401,13 +401,14 @@ class _Rules:
         elif head.softcap:
             self.block(HeadConstant, "logits pass through a softcap", where)
         else:
-            weight, mean_only = head.linear.weight, False
-            if head.tied:
-                self.block(HeadConstant, "the unembedding is tied to the token table", where)
-                # A trade of the token table with another one moves the mean already.
-                mean_only = self._tables_mean_unseen(wiring) and not wiring.stream.sums
-                weight = weight if mean_only else None
-            self.add(HeadConstant(where, weight, head.linear.bias, mean_only))
+            if not head.tied:
+                self.add(HeadConstant(where, head.linear.weight, head.linear.bias))
+                return
+            self.block(HeadConstant, "the unembedding is tied to the token table", where)
+            self.add(HeadConstant(where, None, head.linear.bias))
+            # A trade of the token table with another one moves the mean already.
+            if self._tables_mean_unseen(wiring) and not wiring.stream.sums:
+                self.add(HeadConstant(where, head.linear.weight, None, mean_only=True))
 
     def _frame(self, wiring: Wiring) -> None:
         stream = wiring.stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gaugekit.linalg import orthonormal_complement_of_ones
@@ -21,14 +22,17 @@ def along(element: Tensor, width: int) -> Tensor:
 class TableConstant(Translation):
     """A constant moves from one embedding table to another: rows + c, rows − c.
 
-    With `centred` c has mean zero: the mean belongs to the writers. `through_head`: one table is also the
-    unembedding, so the logits of a token shift alike.
+    With `centred` c has mean zero: the mean belongs to the writers. `through_head`: the first table is also the
+    unembedding, so the logits of a token shift alike. `dead_rows` of the second table are never read; `mean_free`: the
+    means of its rows are lost in LayerNorms.
     """
 
     first: View
     second: View
     centred: bool
     through_head: bool
+    dead_rows: tuple[int, ...] = ()
+    mean_free: bool = False
 
     name: ClassVar[str] = "table constant"
 
@@ -43,6 +47,19 @@ class TableConstant(Translation):
     @property
     def views(self) -> tuple[View, ...]:
         return (self.first, self.second)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """The rows of the second table sum to zero. Where their means are free, the mean of all entries of the first
+        becomes zero instead."""
+        rows = edit[self.second].reshape(-1, self.second.shape[-1])
+        live = torch.ones(len(rows), dtype=torch.bool)
+        live[list(self.dead_rows)] = False
+        constant = rows[live].mean(0)
+        if self.centred:
+            return orthonormal_complement_of_ones(len(constant)).mT @ constant
+        if self.mean_free:
+            return constant - constant.mean() - edit[self.first].mean()
+        return constant
 
     def move(self, edit: Edit, element: Tensor) -> None:
         constant = along(element, self.first.shape[-1])
@@ -72,6 +89,12 @@ class ParallelBias(Translation):
     @property
     def context(self) -> tuple[View, ...]:
         return present(*self.scales)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """The second bias becomes zero, but for its mean where that is free."""
+        scale = self.scales[1]
+        constant = edit[self.second] if scale is None else edit[self.second] * edit[scale]
+        return orthonormal_complement_of_ones(len(constant)).mT @ constant if self.centred else constant
 
     def move(self, edit: Edit, element: Tensor) -> None:
         constant = along(element, self.first.shape[0])
@@ -104,6 +127,16 @@ class HeadConstant(Translation):
     @property
     def views(self) -> tuple[View, ...]:
         return present(self.weight, self.bias)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """Rows and bias sum to zero over the tokens."""
+        parts = []
+        if self.weight is not None:
+            rows = edit[self.weight]
+            parts.append(-rows.mean().reshape(1) if self.mean_only else -rows.mean(0))
+        if self.bias is not None:
+            parts.append(-edit[self.bias].mean().reshape(1))
+        return torch.cat(parts)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.bias is not None:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from gaugekit.linalg import orthonormal_complement_of_ones, random_orthogonal
 from gaugekit.models.spec import Norm
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Symmetry, Translation, present, random_signs, scatter
+from gaugekit.symmetry.base import Discrete, Symmetry, Translation, present, probe, random_signs, scatter
 from gaugekit.symmetry.readers import Reader
 
 
@@ -47,6 +47,13 @@ class WriterMean(Translation):
     @property
     def context(self) -> tuple[View, ...]:
         return present(self.scale)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """What is written has mean zero, row by row."""
+        rows = edit[self.rows] if self.scale is None else edit[self.rows] * edit[self.scale]
+        means = -rows.mean(-1).reshape(-1)
+        live = [row for row in range(self.count) if row not in self.dead_rows]
+        return means[live] if self.dead_rows else means
 
     def move(self, edit: Edit, element: Tensor) -> None:
         if self.dead_rows:
@@ -118,6 +125,20 @@ class Frame(Symmetry):
         sign = float(random_signs((), generator))
         return self._embed(random_orthogonal(self.turning, generator), sign)
 
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return (self.writers[0][0],)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """The frame in which the first table E has EᵀE diagonal and falling: with E = U Σ Vᵀ it becomes U Σ, each
+        column with a positive product with a fixed vector over the tokens [FR, dressing]."""
+        rows = edit[self.writers[0][0]]
+        triangle = torch.linalg.qr(rows, mode="r").R
+        axes = torch.linalg.svd(triangle).Vh[: self.turning]
+        signs = torch.where((probe(len(rows)) @ rows) @ axes.mT < 0, -1.0, 1.0).to(rows.dtype)
+        axes = axes * signs.unsqueeze(-1)
+        return self._basis @ axes + 1.0 / self.width if self.fix_ones else axes
+
     def move(self, edit: Edit, element: Tensor) -> None:
         for view, scale in self.writers:
             if scale is None:
@@ -173,6 +194,24 @@ class StreamOrder(Discrete):
             "none": torch.ones(width).double(),
         }[self.signs]
         return torch.stack([order, signs])
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        return (self.odd[0],)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """Coordinates in the order of their products with a fixed vector over the first table's rows, which signs make
+        positive as far as there are any."""
+        rows = edit[self.odd[0]].reshape(-1, self.odd[0].shape[-1])
+        keys = probe(len(rows)) @ rows
+        if self.signs == "each":
+            order = keys.abs().argsort(descending=True)
+            signs = torch.where(keys[order] < 0, -1.0, 1.0)
+        else:
+            common = -1.0 if self.signs == "one" and keys[keys.abs().argmax()] < 0 else 1.0
+            order = (common * keys).argsort(descending=True)
+            signs = torch.full_like(keys, common)
+        return torch.stack([order.to(keys.dtype), signs.to(keys.dtype)])
 
     def move(self, edit: Edit, element: Tensor) -> None:
         order, signs = element[0].long(), element[1]

@@ -14,12 +14,20 @@ from torch import Generator, Tensor
 from gaugekit.models.parts import ACTIVATIONS
 from gaugekit.models.spec import MLP, Linear, MoE
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Scaling, Translation, present
+from gaugekit.symmetry.base import Discrete, Scaling, Translation, present, probe
 
 
 def scale_rows(edit: Edit, linear: Linear, scales: Tensor) -> None:
     edit.update(linear.weight, lambda weight: weight * scales.unsqueeze(-1))
     edit.update(linear.bias, lambda bias: bias * scales)
+
+
+def balancing(grow: Tensor, shrink: Tensor, degree: int) -> Tensor:
+    """Scales a (f,) with a‖grow‖ = ‖shrink‖ / a^(degree − 1), row by row; 1 where a row is zero."""
+    first, second = grow.norm(dim=-1), shrink.norm(dim=-1)
+    sound = (first > 0) & (second > 0)
+    ratio = torch.where(sound, second, 1.0) / torch.where(sound, first, 1.0)
+    return ratio ** (1.0 / degree)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,12 @@ class GatedUnitScale(Scaling):
     @property
     def views(self) -> tuple[View, ...]:
         return present(self.mlp.up.weight, self.mlp.up.bias, self.mlp.down.weight)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """Rows of up and down are equally long, and the product of each row of up with a fixed vector is positive."""
+        up, down = edit[self.mlp.up.weight], edit[self.mlp.down.weight]
+        scales = balancing(up, down, 2)
+        return torch.where(up @ probe(up.shape[-1]) < 0, -scales, scales)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         scale_rows(edit, self.mlp.up, element)
@@ -64,6 +78,17 @@ class ActivationScale(Scaling):
     def views(self) -> tuple[View, ...]:
         return present(self.active.weight, self.active.bias, self.mlp.down.weight)
 
+    def fix(self, edit: Edit) -> Tensor:
+        """Rows of what the activation reads and of down are equally long; behind a gate they have length one, since
+        up and down share the rest."""
+        active, down = edit[self.active.weight], edit[self.mlp.down.weight]
+        if self.mlp.gate is not None:
+            size = active.norm(dim=-1)
+            return torch.where(size > 0, 1.0 / torch.where(size > 0, size, 1.0), 1.0)
+        degree = ACTIVATIONS[self.mlp.activation]
+        assert degree is not None
+        return balancing(active, down, 1 + degree)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         degree = ACTIVATIONS[self.mlp.activation]
         assert degree is not None
@@ -86,6 +111,10 @@ class RouterConstant(Translation):
     @property
     def views(self) -> tuple[View, ...]:
         return (self.moe.router.weight,)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """The rows sum to zero."""
+        return -edit[self.moe.router.weight].mean(0)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         edit.update(self.moe.router.weight, lambda weight: weight + element)
@@ -111,6 +140,12 @@ class UnitOrder(Discrete):
     def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
         return torch.randperm(self.mlp.up.weight.shape[0], generator=generator)
 
+    def fix(self, edit: Edit) -> Tensor:
+        """Units by the sum of squares of their weights, falling."""
+        weights = [self.mlp.up.weight, self.mlp.down.weight]
+        weights += [] if self.mlp.gate is None else [self.mlp.gate.weight]
+        return sum((edit[view] ** 2).sum(-1) for view in weights).argsort(descending=True)
+
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in dict.fromkeys(self.views):
             edit.update(view, lambda units: units[element])
@@ -135,6 +170,11 @@ class ExpertOrder(Discrete):
 
     def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
         return torch.randperm(len(self.moe.experts), generator=generator)
+
+    def fix(self, edit: Edit) -> Tensor:
+        """Experts by the product of their router rows with a fixed vector, falling: lengths tie where there are two."""
+        rows = edit[self.moe.router.weight]
+        return (rows @ probe(rows.shape[-1])).argsort(descending=True)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in present(self.moe.router.weight, self.moe.router.bias):

@@ -112,7 +112,7 @@ def balance(heads: HeadSet, number: int) -> Figure:
                 "x": [str(row.layer) for row in rows],
                 "y": [round(row.balance_relative, 5) for row in rows],
                 "customdata": [[row.kv_head, row.balance] for row in rows],
-                "marker": {"color": key.colour, "symbol": key.symbol, "size": 7, "opacity": 0.75},
+                "marker": {"color": key.colour, "symbol": key.symbol, "size": 7, "opacity": 0.9},
                 "hovertemplate": f"{circuit.upper()}, layer %{{x}}, head %{{customdata[0]}}<br>relative defect %{{y:.3f}}"
                 "<br>absolute %{customdata[1]:.4g}<extra></extra>",
             }
@@ -164,4 +164,4 @@ def _map_height(lines: int) -> int:
 
 
 def _colorbar(title: str) -> dict[str, Any]:
-    return {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1}
+    return {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1, "ypad": 0}

@@ -15,15 +15,16 @@
       (name) => css.getPropertyValue(`--${name}`).trim()
     );
     const axis = {
-      gridcolor: grid, zerolinecolor: line, linecolor: line, tickcolor: line,
+      gridcolor: grid, zerolinecolor: line, linecolor: line, tickcolor: surface,
       tickfont: { color: muted }, title: { font: { color: muted }, standoff: 8 }, automargin: true,
+      ticks: "outside", ticklen: 5,
     };
     const colorbar = { tickfont: { color: muted }, title: { font: { color: muted } } };
     return {
       layout: {
         font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: text },
         paper_bgcolor: surface, plot_bgcolor: surface,
-        margin: { l: 44, r: 16, t: 34, b: 44 },
+        margin: { l: 44, r: 16, t: 30, b: 44 },
         showlegend: false,
         // A finger that scrolls the page over a plot must not zoom it; the buttons do.
         dragmode: false,
