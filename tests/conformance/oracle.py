@@ -15,25 +15,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, Symmetries, derive
+from gaugekit.verbs.running import Float64
 
 EPS = 0.1  # eps near zero would add scale directions
-
-
-class Float64(TorchFunctionMode):
-    """Several classes cast to float32 inside norms and softmaxes; here every such cast goes to float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        if func is Tensor.float:
-            func = Tensor.double
-        return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gaugekit.verbs.inspect import HeadRow, InspectReport
 
 GROUP = 44  # characters of a group that are shown: two lines of its column at 80 columns
+HEADS = (
+    "rank: mean effective rank. stable: smallest to largest stable rank. defect: mean relative balance defect, "
+    "0 to 1. ties: blocks of equal singular values, in which a canonical form is free to turn."
+)
 
 
 def render(report: InspectReport) -> RenderableType:
@@ -40,8 +44,7 @@ def _sections(report: InspectReport) -> Iterator[Iterable[RenderableType]]:
     sets = head_sets(report)
     for heads in sets:
         yield _heads(heads, alone=len(sets) == 1)
-    if not sets:
-        yield (Text("\nSpectra were not computed: only headers were read.", style="dim"),)
+    yield (Text(HEADS if sets else "\nSpectra were not computed: only headers were read.", style="dim"),)
 
 
 def _header(report: InspectReport) -> Iterator[RenderableType]:
@@ -111,11 +114,6 @@ def _heads(heads: HeadSet, alone: bool) -> Iterator[RenderableType]:
         ties = sum(len(row.degenerate_blocks) for layers in circuits for row in layers.get(layer, []))
         _row(table, str(layer), *cells, count(ties))
     yield table
-    yield Text(
-        "rank: mean effective rank. stable: smallest to largest stable rank. defect: mean relative balance defect, "
-        "0 to 1. ties: blocks of equal singular values, in which a canonical form is free to turn.",
-        style="dim",
-    )
 
 
 def _summary(rows: list[HeadRow]) -> list[str]:

@@ -142,9 +142,10 @@ class UnitOrder(Discrete):
 
     def fix(self, edit: Edit) -> Tensor:
         """Units by the sum of squares of their weights, falling."""
-        weights = [self.mlp.up.weight, self.mlp.down.weight]
-        weights += [] if self.mlp.gate is None else [self.mlp.gate.weight]
-        return sum((edit[view] ** 2).sum(-1) for view in weights).argsort(descending=True)
+        size = (edit[self.mlp.up.weight] ** 2).sum(-1) + (edit[self.mlp.down.weight] ** 2).sum(-1)
+        if self.mlp.gate is not None:
+            size = size + (edit[self.mlp.gate.weight] ** 2).sum(-1)
+        return size.argsort(descending=True)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in dict.fromkeys(self.views):

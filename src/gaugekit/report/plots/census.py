@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def census(report: InspectReport) -> Figure:
     keys = _keys(report)
     inexact = any(row.exactness != "exact" for row in report.by_symmetry)
-    star = " Those with a star are exact only in part: see the table." if inexact else ""
+    star = " A star marks those that hold for some observables only: the table says which." if inexact else ""
     largest = max((row.dimension for row in report.by_symmetry), default=1)
     return Figure(
         id="census",

@@ -66,6 +66,7 @@ def spectra(heads: HeadSet, number: int) -> list[Figure]:
     for circuit in CIRCUITS:
         rows = heads.circuit(circuit)
         log, values = scaled[circuit]
+        gaps = " Empty cells are zeros." if np.isnan(log).any() else ""
         names = [f"{row.layer}.{row.kv_head}" for row in rows]
         starts = [(next(each), layer) for layer, each in groupby(names, lambda name: name.split(".")[0])]
         starts = thinned(starts)
@@ -90,7 +91,7 @@ def spectra(heads: HeadSet, number: int) -> list[Figure]:
                 id=f"spectra-{number}-{circuit}",
                 title=f"Spectra, {NAMES[circuit]}",
                 caption="Each row is one head, its singular values from the largest to the smallest, in powers of ten "
-                "below the largest; a row that darkens early has low rank.",
+                f"below the largest; a row that darkens early has low rank.{gaps}",
                 height=100 + min(max(6 * len(rows), 160), 720),
                 data=[trace],
                 layout=axes,

@@ -6,7 +6,10 @@
   const config = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d"],
+    typesetMath: false,
+    // Named one by one: plotly's own choice has a button that sends the chart to a server.
+    modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+    plotlyServerURL: "",
   };
 
   function template() {
@@ -29,7 +32,7 @@
         // A finger that scrolls the page over a plot must not zoom it; the buttons do.
         dragmode: false,
         hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text }, align: "left", namelength: -1 },
-        modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
+        modebar: { bgcolor: "rgba(0,0,0,0)" },
         xaxis: axis, yaxis: axis,
       },
       data: {

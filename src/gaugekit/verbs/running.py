@@ -1,0 +1,151 @@
+"""Running a checkpoint through `transformers` in a stated precision, on inputs that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gaugekit.checkpoint import Checkpoint
+from gaugekit.errors import CheckpointError
+from gaugekit.models import Spec
+from gaugekit.symmetry import Observable
+
+
+class Float64(TorchFunctionMode):
+    """Takes every cast to float32 as one to float64.
+
+    Several `transformers` classes cast to float32 inside norms, softmaxes and rotary positions, whatever the model's
+    dtype; under this mode a model in float64 really computes in float64.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one model gave: the observable (rows, n) and the states of every layer of its main stream (rows, d)."""
+
+    observable: Tensor
+    layers: tuple[Tensor, ...]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """`transformers` reports loading on stderr; here that is our own business."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_model(checkpoint: Checkpoint, spec: Spec, dtype: torch.dtype) -> Any:
+    """The `transformers` model of a checkpoint, in evaluation mode, attention written out."""
+    import transformers
+
+    if checkpoint.format == "config":
+        raise CheckpointError(f"{checkpoint.path} has a config but no weights: there is nothing to run")
+    if spec.family == "whisper":
+        kind: Any = transformers.WhisperForConditionalGeneration
+    elif spec.main.head is not None:
+        kind = transformers.AutoModelForCausalLM
+    else:
+        kind = transformers.AutoModel
+    where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path}
+    if checkpoint.format == "gguf":
+        where = {"pretrained_model_name_or_path": checkpoint.path.parent, "gguf_file": checkpoint.path.name}
+    with quiet():
+        try:
+            return kind.from_pretrained(**where, dtype=dtype, attn_implementation="eager", local_files_only=True).eval()
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            line = " ".join(str(error).split())
+            raise CheckpointError(f"{checkpoint.path} cannot be loaded by transformers: {line}") from error
+
+
+def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> Tensor:
+    """Token ids (rows, length) from the start of a text, by the checkpoint's own tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        words = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{text}: cannot be read as text ({error})") from error
+    with quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise CheckpointError(
+                f"{checkpoint.path} has no tokenizer, and text needs one: leave out --text"
+            ) from error
+    # A few characters a token: no need to encode a whole book for one batch.
+    ids = torch.tensor(tokenizer(words[: 40 * rows * length], add_special_tokens=False)["input_ids"])
+    length = min(length, len(ids))
+    rows = min(rows, len(ids) // max(1, length))
+    if rows == 0 or length < 2:
+        raise CheckpointError(f"{text} is too short: it has {len(ids)} tokens")
+    return ids[: rows * length].reshape(rows, length)
+
+
+def random_batch(model: Any, spec: Spec, length: int, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Inputs drawn at random that fit the model: tokens, images, or sound and tokens."""
+    c = model.config
+    dtype = next(model.parameters()).dtype
+
+    def gaussian(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    if spec.family == "vit":
+        size = (c.image_size, c.image_size) if isinstance(c.image_size, int) else tuple(c.image_size)
+        return {"pixel_values": gaussian(rows, c.num_channels, *size)}
+    limit = min(length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec)), 1 << 30)
+    words = c.get_text_config()
+    used = torch.tensor([i for i in range(words.vocab_size) if i != words.pad_token_id])
+    ids = used[torch.randint(len(used), (rows, limit), generator=generator)]
+    if spec.family == "whisper":
+        sound = gaussian(rows, c.num_mel_bins, 2 * c.max_source_positions)
+        return {"input_features": sound, "decoder_input_ids": ids}
+    return {"input_ids": ids}
+
+
+def position_tables(spec: Spec) -> list[Any]:
+    """The tables of the main stream that limit the length of a text."""
+    return [table for table in spec.main.tables if table.name == "positions"]
+
+
+def run(model: Any, spec: Spec, batch: dict[str, Tensor], observable: Observable) -> Outputs:
+    """The observable and the layers' states, in float64 if the model is."""
+    wide = next(model.parameters()).dtype == torch.float64
+    with torch.no_grad():
+        if wide:
+            with Float64():
+                out = model(**batch, output_hidden_states=True)
+        else:
+            out = model(**batch, output_hidden_states=True)
+    states = out.decoder_hidden_states if spec.family == "whisper" else out.hidden_states
+    layers = tuple(state.reshape(-1, state.shape[-1]) for state in states)
+    if observable == "hidden":
+        value = states[-1] if spec.main.head is not None else out.last_hidden_state
+    else:
+        value = out.logits
+        if observable == "logprobs":
+            value = torch.log_softmax(value.double() if wide else value.float(), -1)
+    return Outputs(value.reshape(-1, value.shape[-1]), layers)

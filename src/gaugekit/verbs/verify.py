@@ -1,0 +1,152 @@
+"""`verify`: whether two checkpoints compute the same, by running both."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gaugekit.checkpoint import Checkpoint, open_checkpoint
+from gaugekit.errors import GaugekitError
+from gaugekit.models import Spec, read_spec
+from gaugekit.symmetry import Observable, derive
+from gaugekit.symmetry.wiring import wire
+from gaugekit.verbs.running import load_model, random_batch, run, token_batch
+
+# Largest difference of log-probabilities (or of hidden states over their scale) that rounding of stored weights in a
+# dtype explains, with room for a few layers of amplification.
+TOLERANCE = {"float64": 1e-8, "float32": 2e-3, "float16": 0.25, "bfloat16": 1.0}
+SMALL = 2_000_000_000  # parameters up to which the default is float64
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """How far two models' outputs are apart. `scale` is what hidden states and logits are measured by; 1 for
+    log-probabilities. `layer`: where they differ, the first layer whose states do (0: the embedding), judged by Gram
+    matrices of the centred states, which symmetries do not move."""
+
+    first: str
+    second: str
+    observable: Observable
+    computed_in: str
+    stored_in: str
+    tokens: int
+    largest: float
+    scale: float
+    mean_kl: float | None
+    top1: float | None
+    tolerance: float
+    equivalent: bool
+    layer: int | None
+    layers: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(
+    first: str | PathLike[str],
+    second: str | PathLike[str],
+    *,
+    text: str | PathLike[str] | None = None,
+    observable: Observable | None = None,
+    dtype: Literal["auto", "float64", "float32"] = "auto",
+    tolerance: float | None = None,
+    length: int = 64,
+    rows: int = 4,
+    seed: int = 0,
+) -> VerifyReport:
+    """Run both models on random inputs, and on `text` too, one model in memory at a time.
+
+    They are equivalent if the largest difference of the observable is within `tolerance` (by default what the coarser
+    of the two stored dtypes explains, see `TOLERANCE`). Raises `GaugekitError` if the two cannot be compared.
+    """
+    a, b = open_checkpoint(first), open_checkpoint(second)
+    spec_a, spec_b = read_spec(a), read_spec(b)
+    _comparable(a, spec_a, b, spec_b)
+    observable = derive(spec_a, observable).observable
+    if dtype == "auto":
+        dtype = "float64" if spec_a.parameters <= SMALL else "float32"
+    stored = coarsest(a, b)
+    model = load_model(a, spec_a, getattr(torch, dtype))
+    batches = [random_batch(model, spec_a, length, rows, torch.Generator().manual_seed(seed))]
+    if text is not None:
+        batches.append({**batches[0], "input_ids": token_batch(a, Path(text), length, rows)})
+    ours = [run(model, spec_a, batch, observable) for batch in batches]
+    del model
+    model = load_model(b, spec_b, getattr(torch, dtype))
+    theirs = [run(model, spec_b, batch, observable) for batch in batches]
+    del model
+    x, y = (torch.cat([out.observable for out in outs]) for outs in (ours, theirs))
+    difference = (x - y).abs()
+    scale = 1.0 if observable == "logprobs" else max(float(x.std()), 1e-300)
+    largest = float(difference.max()) / scale
+    if not torch.isfinite(difference).all():
+        raise GaugekitError(
+            f"{first if not torch.isfinite(x).all() else second} gives NaN: there is nothing to compare"
+        )
+    limit = TOLERANCE[stored] if tolerance is None else tolerance
+    # Behind the last norm of a decoder the states carry its weight, which a symmetry moves.
+    layers = len(ours[0].layers) - (spec_a.main.final_norm is not None)
+    mean_unseen = wire(spec_a, observable)[spec_a.main.name].mean_unseen
+    apart = tuple(
+        float(relative_gram(*(torch.cat([out.layers[i] for out in outs]) for outs in (ours, theirs)), mean_unseen))
+        for i in range(layers)
+    )
+    equivalent = largest <= limit
+    probabilities = observable == "logprobs"
+    return VerifyReport(
+        first=str(a.path),
+        second=str(b.path),
+        observable=observable,
+        computed_in=dtype,
+        stored_in=stored,
+        tokens=len(x),
+        largest=largest,
+        scale=scale,
+        mean_kl=float((x.exp() * (x - y)).sum(-1).mean()) if probabilities else None,
+        top1=float((x.argmax(-1) == y.argmax(-1)).double().mean()) if observable != "hidden" else None,
+        tolerance=limit,
+        equivalent=equivalent,
+        layer=None if equivalent else next((i for i, d in enumerate(apart) if d > limit), None),
+        layers=apart,
+    )
+
+
+def relative_gram(x: Tensor, y: Tensor, mean_unseen: bool) -> Tensor:
+    """‖XXᵀ − YYᵀ‖ / ‖XXᵀ‖ of states (n, d) centred over tokens, and over features where LayerNorms do not see their mean:
+    blind to the frame and to constants."""
+
+    def centred(states: Tensor) -> Tensor:
+        if mean_unseen:
+            states = states - states.mean(-1, keepdim=True)
+        states = states - states.mean(0, keepdim=True)
+        return states @ states.mT
+
+    gram = centred(x)
+    return (gram - centred(y)).norm() / gram.norm().clamp_min(1e-300)
+
+
+def coarsest(*checkpoints: Checkpoint) -> str:
+    """The coarsest float dtype in which any tensor is stored; quantised GGUF counts as what it is dequantised to."""
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    stored = {
+        "float32" if checkpoint.format == "gguf" else names.get(header.dtype, "float32")
+        for checkpoint in checkpoints
+        for header in checkpoint.headers.values()
+    }
+    return max(stored, key=list(TOLERANCE).index)
+
+
+def _comparable(a: Checkpoint, spec_a: Spec, b: Checkpoint, spec_b: Spec) -> None:
+    if spec_a.family != spec_b.family:
+        raise GaugekitError(f"{a.path} is {spec_a.family} and {b.path} is {spec_b.family}: they take different inputs")
+    rows_a, rows_b = (
+        [table.rows.shape[0] for table in spec.main.tables if table.name == "tokens"] for spec in (spec_a, spec_b)
+    )
+    if rows_a != rows_b:
+        raise GaugekitError(f"{a.path} and {b.path} have vocabularies of different sizes: they take different inputs")
