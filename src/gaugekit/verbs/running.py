@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec
+from gaugekit.models.spec import MoE
 from gaugekit.symmetry import Observable
 
 
@@ -70,12 +71,14 @@ def load_model(checkpoint: Checkpoint, spec: Spec, dtype: torch.dtype) -> Any:
         kind = transformers.AutoModelForCausalLM
     else:
         kind = transformers.AutoModel
-    where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path}
+    where: dict[str, Any] = {"pretrained_model_name_or_path": checkpoint.path, "attn_implementation": "eager"}
     if checkpoint.format == "gguf":
-        where = {"pretrained_model_name_or_path": checkpoint.path.parent, "gguf_file": checkpoint.path.name}
+        where |= {"pretrained_model_name_or_path": checkpoint.path.parent, "gguf_file": checkpoint.path.name}
+    if any(isinstance(branch.body, MoE) for block in spec.main.blocks for branch in block.branches):
+        where["experts_implementation"] = "eager"  # the grouped kernels know no float64
     with quiet():
         try:
-            return kind.from_pretrained(**where, dtype=dtype, attn_implementation="eager", local_files_only=True).eval()
+            return kind.from_pretrained(**where, dtype=dtype, local_files_only=True).eval()
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             line = " ".join(str(error).split())
             raise CheckpointError(f"{checkpoint.path} cannot be loaded by transformers: {line}") from error
@@ -93,9 +96,7 @@ def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> T
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
         except (OSError, ValueError, ImportError, KeyError) as error:
-            raise CheckpointError(
-                f"{checkpoint.path} has no tokenizer, and text needs one: leave out --text"
-            ) from error
+            raise CheckpointError(f"{checkpoint.path} has no tokenizer: leave out --text") from error
     # A few characters a token: no need to encode a whole book for one batch.
     ids = torch.tensor(tokenizer(words[: 40 * rows * length], add_special_tokens=False)["input_ids"])
     length = min(length, len(ids))

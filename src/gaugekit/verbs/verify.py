@@ -15,7 +15,7 @@ from gaugekit.errors import GaugekitError
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, derive
 from gaugekit.symmetry.wiring import wire
-from gaugekit.verbs.running import load_model, random_batch, run, token_batch
+from gaugekit.verbs.running import Outputs, load_model, random_batch, run, token_batch
 
 # Largest difference of log-probabilities (or of hidden states over their scale) that rounding of stored weights in a
 # dtype explains, with room for a few layers of amplification.
@@ -86,17 +86,17 @@ def verify(
     scale = 1.0 if observable == "logprobs" else max(float(x.std()), 1e-300)
     largest = float(difference.max()) / scale
     if not torch.isfinite(difference).all():
-        raise GaugekitError(
-            f"{first if not torch.isfinite(x).all() else second} gives NaN: there is nothing to compare"
-        )
+        culprit = second if torch.isfinite(x).all() else first
+        raise GaugekitError(f"{culprit} gives NaN or infinite outputs: there is nothing to compare")
     limit = TOLERANCE[stored] if tolerance is None else tolerance
     # Behind the last norm of a decoder the states carry its weight, which a symmetry moves.
     layers = len(ours[0].layers) - (spec_a.main.final_norm is not None)
     mean_unseen = wire(spec_a, observable)[spec_a.main.name].mean_unseen
-    apart = tuple(
-        float(relative_gram(*(torch.cat([out.layers[i] for out in outs]) for outs in (ours, theirs)), mean_unseen))
-        for i in range(layers)
-    )
+
+    def states(outputs: list[Outputs], layer: int) -> Tensor:
+        return torch.cat([out.layers[layer] for out in outputs])
+
+    apart = tuple(float(relative_gram(states(ours, i), states(theirs, i), mean_unseen)) for i in range(layers))
     equivalent = largest <= limit
     probabilities = observable == "logprobs"
     return VerifyReport(
@@ -118,8 +118,8 @@ def verify(
 
 
 def relative_gram(x: Tensor, y: Tensor, mean_unseen: bool) -> Tensor:
-    """‖XXᵀ − YYᵀ‖ / ‖XXᵀ‖ of states (n, d) centred over tokens, and over features where LayerNorms do not see their mean:
-    blind to the frame and to constants."""
+    """‖XXᵀ − YYᵀ‖ / ‖XXᵀ‖ of states (n, d) centred over tokens, and over features where LayerNorms do not see their
+    mean: blind to the frame and to constants."""
 
     def centred(states: Tensor) -> Tensor:
         if mean_unseen:
