@@ -271,8 +271,13 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
         if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != header.nbytes:
             raise _not_safetensors(path, f"the size and shape of tensor {name!r} disagree")
         place = (path, name, header, start + first)
-        ways = (_safetensors_load, _safetensors_parts, _safetensors_raw)
-        entries[name] = _Entry(path, header, *(partial(way, *place) for way in ways))
+        entries[name] = _Entry(
+            path,
+            header,
+            partial(_safetensors_load, *place),
+            partial(_safetensors_parts, *place),
+            partial(_safetensors_raw, *place),
+        )
         end = max(end, start + last)
     if end != size:
         raise _wrong_size(path, str(end), size)
@@ -332,7 +337,10 @@ def _bin_entries(path: Path) -> dict[str, _Entry]:
     for name, tensor in _torch_load(path, "meta").items():
         dtype = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         header = TensorHeader(tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size())
-        entries[name] = _Entry(path, header, *(partial(way, path, name) for way in (_bin_load, _bin_parts, _bin_raw)))
+        place = (path, name)
+        entries[name] = _Entry(
+            path, header, partial(_bin_load, *place), partial(_bin_parts, *place), partial(_bin_raw, *place)
+        )
     return entries
 
 

@@ -44,17 +44,21 @@ def render_html(report: InspectReport) -> str:
     sections = [_section(each, number) for number, each in enumerate(head_sets(report))]
     spread = [norms.norms(report)] if report.norms else []
     figures = [*symmetries, *(figure for section in sections for figure in section.figures), *spread]
-    return _environment().get_template("inspect.html").render(
-        report=report,
-        name=model_name(report),
-        facts=facts(report),
-        symmetries=symmetries,
-        sections=sections,
-        norms=spread,
-        degenerate=list(degenerate(report)),
-        figures=[figure.to_plotly() for figure in figures],
-        plotly=get_plotlyjs(),
-        version=version("gaugekit"),
+    return (
+        _environment()
+        .get_template("inspect.html")
+        .render(
+            report=report,
+            name=model_name(report),
+            facts=facts(report),
+            symmetries=symmetries,
+            sections=sections,
+            norms=spread,
+            degenerate=list(degenerate(report)),
+            figures=[figure.to_plotly() for figure in figures],
+            plotly=get_plotlyjs(),
+            version=version("gaugekit"),
+        )
     )
 
 

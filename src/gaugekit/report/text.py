@@ -74,9 +74,9 @@ def model_name(report: InspectReport) -> str:
     for part in reversed(path.parts):
         # A snapshot of the hub's cache is named by a commit; the model's name stands two folders up.
         if hub := re.fullmatch(r"models--(.+?)--(.+)", part):
-            return f"{hub[1]}/{hub[2]}"
+            return plain(f"{hub[1]}/{hub[2]}")
     # A folder that is called "model" says nothing; the one above it does.
-    return "/".join(path.parts[-2:]) if path.name in ("model", "checkpoint") else path.name
+    return plain("/".join(path.parts[-2:]) if path.name in ("model", "checkpoint") else path.name)
 
 
 def facts(report: InspectReport) -> list[tuple[str, str]]:
@@ -89,7 +89,7 @@ def facts(report: InspectReport) -> list[tuple[str, str]]:
     shape += f"{heads} of dimension {model['head_dim']}"
     lines = [
         ("family", f"{model['family']} ({model['format']})"),
-        ("path", model["path"]),
+        ("path", plain(model["path"])),
         ("shape", shape),
     ]
     if len(model["streams"]) > 1:

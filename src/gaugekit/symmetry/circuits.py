@@ -42,25 +42,35 @@ class Circuits:
         return tuple(dict.fromkeys(view.name for view in views))
 
     def query_key(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """A (g, k, h/g · d): the queries of a group side by side; B (g, k, d_source): its keys. At distance zero where
-        positions are rotary, and before the norm where queries and keys are normed (its weights folded in)."""
+        """A (g, k, h/g · d): the queries of a group side by side; B (g, k, d_source): its keys."""
+        queries, keys = self.queries_keys(tensors)
+        return self._side_by_side(queries), keys
+
+    def value_output(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A (g, k, d_source): the values; B (g, k, h/g · d): the outputs of a group side by side."""
+        values, outputs = self.values_outputs(tensors)
+        return values, self._side_by_side(outputs)
+
+    def queries_keys(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(h, k, d) and (g, k, d_source). At distance zero where positions are rotary, and before the norm where
+        queries and keys are normed (its weights folded in)."""
         a = self.attention
         queries = _read(tensors, a.q, self.query_norm)
         keys = _read(tensors, a.k, self.key_norm)
         if a.qk_norm is not None:
             queries = queries * a.qk_norm.q.read(tensors[a.qk_norm.q.name]).double().unsqueeze(-1)
             keys = keys * a.qk_norm.k.read(tensors[a.qk_norm.k.name]).double().unsqueeze(-1)
-        return self._side_by_side(queries), keys
+        return queries, keys
 
-    def value_output(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """A (g, k, d_source): the values; B (g, k, h/g · d): the outputs of a group side by side."""
+    def values_outputs(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(g, k, d_source) and (h, k, d)."""
         a = self.attention
         out = a.o.weight.read(tensors[a.o.weight.name]).double()
         if self.output_scale is not None:
             out = out * self.output_scale.read(tensors[self.output_scale.name]).double()
         if self.mean_unseen:
             out = out - out.mean(-1, keepdim=True)
-        return _read(tensors, a.v, self.key_norm), self._side_by_side(out)
+        return _read(tensors, a.v, self.key_norm), out
 
     def _side_by_side(self, heads: Tensor) -> Tensor:
         """(h, k, d) → (g, k, h/g · d)."""

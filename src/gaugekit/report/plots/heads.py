@@ -26,9 +26,7 @@ def ranks(heads: HeadSet, number: int) -> list[Figure]:
     for circuit in CIRCUITS:
         rows = heads.circuit(circuit)
         grid, layers, columns = _grid(rows)
-        cells = [
-            [row and [row.rank, len(row.spectrum), round(row.stable_rank, 2)] for row in line] for line in grid
-        ]
+        cells = [[row and [row.rank, len(row.spectrum), round(row.stable_rank, 2)] for row in line] for line in grid]
         trace = {
             "type": "heatmap",
             "z": [[row and round(row.effective_rank, 3) for row in line] for line in grid],
@@ -48,7 +46,7 @@ def ranks(heads: HeadSet, number: int) -> list[Figure]:
             Figure(
                 id=f"ranks-{number}-{circuit}",
                 title=f"Effective rank, {NAMES[circuit]}",
-                caption=f"How many of its {possible} directions each head really uses: bright cells use many, dark few.",
+                caption=f"How many of its {possible} directions each head really uses: bright cells many, dark few.",
                 height=_map_height(len(layers)),
                 data=[trace],
                 layout=_head_axes("key/value head"),
@@ -114,8 +112,8 @@ def balance(heads: HeadSet, number: int) -> Figure:
                 "y": [round(row.balance_relative, 5) for row in rows],
                 "customdata": [[row.kv_head, row.balance] for row in rows],
                 "marker": {"color": key.colour, "symbol": key.symbol, "size": 7, "opacity": 0.9},
-                "hovertemplate": f"{circuit.upper()}, layer %{{x}}, head %{{customdata[0]}}<br>relative defect %{{y:.3f}}"
-                "<br>absolute %{customdata[1]:.4g}<extra></extra>",
+                "hovertemplate": f"{circuit.upper()}, layer %{{x}}, head %{{customdata[0]}}"
+                "<br>relative defect %{y:.3f}<br>absolute %{customdata[1]:.4g}<extra></extra>",
             }
         )
     return Figure(

@@ -24,8 +24,8 @@ def norms(report: InspectReport) -> Figure:
     return Figure(
         id="norms",
         title="Norm weights",
-        caption="The weights of every norm, in the order of the model: the dot is their mean, the line reaches from the "
-        "smallest to the largest.",
+        caption="The weights of every norm, in the order of the model: the dot is their mean, the line reaches from "
+        "the smallest to the largest.",
         height=360,
         data=traces,
         layout={

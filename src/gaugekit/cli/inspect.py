@@ -1,0 +1,100 @@
+"""`gaugekit inspect`: the census of a checkpoint's symmetries, and the invariants of its heads."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gaugekit.cli.common import check_device, emit, emit_rich, progress, reporting_errors, tell
+
+# As in the verb, which is not imported for them: it takes torch along, and `--help` should not wait for that.
+Observable = Literal["logprobs", "logits", "hidden"]
+Precision = Literal["stored", "float64", "float32", "bfloat16", "float16"]
+
+
+def inspect(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            show_default=False,
+            # The backslash keeps rich from taking the brackets for its markup.
+            help=r"A directory, a .gguf file, a config.json, or a hub id (org/name\[@revision]) in the local cache.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="PAGE", help="Also write a self-contained page with plots.")
+    ] = None,
+    no_spectra: Annotated[
+        bool, typer.Option("--no-spectra", help="Read headers only: the census, without spectra and norms.")
+    ] = False,
+    observable: Annotated[
+        Observable | None,
+        typer.Option(
+            "--observable",
+            show_default="logprobs, or hidden without a language-model head",
+            help="What must not change.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where torch computes the spectra.")] = "cpu",
+    dtype: Annotated[Precision, typer.Option("--dtype", help="Round the weights to this precision first.")] = "stored",
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """What can be done to the weights of MODEL without changing what it computes, and what no such change can alter.
+
+    The tables go to stdout; progress and messages to stderr. Nothing is downloaded, and no code of a checkpoint is run.
+    """
+    with reporting_errors(debug):
+        if html is not None:
+            from gaugekit.report.files import check_writable
+
+            check_writable(html)
+        check_device(device)
+
+        from gaugekit.verbs.inspect import inspect as verb
+
+        with progress() as track:
+            report = verb(
+                model,
+                observable=observable,
+                spectra=not no_spectra,
+                device=device,
+                dtype=dtype,
+                revision=revision,
+                track=track,
+            )
+        if html is not None:
+            from gaugekit.report.html import write_html
+
+            write_html(report, html)
+            tell(f"wrote page {html}")
+        if as_json:
+            emit(_strict_json(report.to_dict()) + "\n")
+        else:
+            from gaugekit.report.terminal import render
+
+            emit_rich(render(report))
+
+
+def _strict_json(document: dict[str, Any]) -> str:
+    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
+    try:
+        return json.dumps(document, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,55 @@
+"""`gaugekit`: the entry point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
+from gaugekit.cli.inspect import inspect
+
+app = typer.Typer(
+    name="gaugekit",
+    help="Find, measure and remove the redundancy of transformers.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=EXIT_CODES)(inspect)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        emit(f"gaugekit {version('gaugekit')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. `arguments` are those after the program's name."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        # Standalone, typer would frame its messages and choose exit codes of its own.
+        code = get_command(app).main(given, prog_name="gaugekit", standalone_mode=False)
+    except typer.TyperException as error:
+        tell(f"gaugekit: {error.format_message().rstrip('.')} (see gaugekit --help)")
+        return BAD_INPUT
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""`compare`: the distance of two checkpoints modulo symmetry, and what it says of their descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from os import PathLike
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from gaugekit.checkpoint import Checkpoint, open_checkpoint
+from gaugekit.linalg import product_spectrum
+from gaugekit.models import Spec, read_spec
+from gaugekit.symmetry import Observable, Symmetries, circuits, derive
+from gaugekit.symmetry.wiring import wire
+from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.matching import Pairing, match_heads, match_units, mlps, stream_turn
+from gaugekit.verbs.verify import coarsest, verify
+
+Verdict = Literal["same", "related", "unrelated", "incomparable"]
+
+# Half a unit in the last place, relative.
+HALF_ULP = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Distances within this many times what rounding explains count as rounding.
+ROUNDING_ROOM = 4.0
+# Inner products cancel: distances below this are not resolved.
+RESOLUTION = 1e-6
+# Median cosine of matched head products from which two models are relatives. Independent ones stay below 0.2.
+KINSHIP = 0.5
+
+
+@dataclass(frozen=True)
+class LayerDistance:
+    """One layer after the symmetries are removed: medians over heads, and the MLP. None where there is none, or where
+    only spectra were compared. `spectra_*` are distances of the heads' spectra."""
+
+    stream: str
+    layer: int
+    attention: str
+    spectra_qk: float
+    spectra_vo: float
+    qk: float | None = None
+    vo: float | None = None
+    mlp: float | None = None
+    rounding: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
+class CompareReport:
+    """`distance`: median over layers of the largest of a layer's distances, relative to the first; `rounding`: what
+    the rounding of stored weights explains of it; `cosine`: median likeness of matched heads."""
+
+    first: str
+    second: str
+    verdict: Verdict
+    reason: str
+    spectra: float | None = None
+    distance: float | None = None
+    rounding: float | None = None
+    cosine: float | None = None
+    largest_difference: float | None = None
+    layers: tuple[LayerDistance, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    first: str | PathLike[str],
+    second: str | PathLike[str],
+    *,
+    observable: Observable | None = None,
+    fast: bool = False,
+    track: Track[Any] = untracked,
+) -> CompareReport:
+    """Compare two checkpoints modulo every symmetry of their architecture, one layer of each in memory at a time.
+
+    First the spectra of G_QK and G_VO, which no symmetry moves; `fast` stops there. Then frames are found from the
+    token tables, heads and units are paired, and the products themselves are compared. `same` is said only if both
+    models also compute the same (`verify`). Raises `GaugekitError` for a checkpoint that cannot be read.
+    """
+    a, b = open_checkpoint(first), open_checkpoint(second)
+    spec, other = read_spec(a), read_spec(b)
+    symmetries = derive(spec, observable)
+    reason = difference_of_kind(spec, other, symmetries.observable)
+    if reason is not None:
+        return CompareReport(str(a.path), str(b.path), "incomparable", reason)
+    layers = _layers(a, b, spec, other, symmetries, fast, track)
+    spectra = median(max(row.spectra_qk, row.spectra_vo) for row in layers)
+    if fast:
+        verdict, reason = judge_spectra(layers)
+        return CompareReport(str(a.path), str(b.path), verdict, reason, spectra, layers=layers)
+    distances = [max(x for x in (row.qk, row.vo, row.mlp) if x is not None) for row in layers]
+    roundings = [row.rounding or 0.0 for row in layers]
+    cosine = median(row.cosine or 0.0 for row in layers)
+    within = all(d <= max(RESOLUTION, ROUNDING_ROOM * r) for d, r in zip(distances, roundings, strict=True))
+    largest = None
+    if within:
+        outcome = verify(first, second, observable=observable)
+        largest = outcome.largest
+        within = outcome.equivalent
+    if within:
+        verdict, reason = "same", "one orbit: the heads and units agree within rounding, and so do the outputs"
+    elif cosine >= KINSHIP:
+        verdict, reason = "related", f"matched heads are alike (median cosine {cosine:.3f}), but not equal"
+    else:
+        verdict, reason = "unrelated", f"matched heads are not alike (median cosine {cosine:.3f})"
+    return CompareReport(
+        str(a.path),
+        str(b.path),
+        verdict,
+        reason,
+        spectra,
+        median(distances),
+        median(roundings),
+        cosine,
+        largest,
+        layers,
+    )
+
+
+def difference_of_kind(spec: Spec, other: Spec, observable: Observable) -> str | None:
+    """Why two models cannot be compared at all, or None."""
+    if spec.family != other.family:
+        return f"different families: {spec.family} and {other.family}"
+    for what, value in _kind(spec, observable).items():
+        if value != (theirs := _kind(other, observable)[what]):
+            return f"different {what}: {value} and {theirs}"
+    return None
+
+
+def _kind(spec: Spec, observable: Observable) -> dict[str, Any]:
+    every = list(circuits(spec, observable))
+    return {
+        "numbers of layers": [len(stream.blocks) for stream in spec.streams],
+        "widths": [stream.width for stream in spec.streams],
+        "vocabularies": [t.rows.shape[0] for s in spec.streams for t in s.tables if t.name == "tokens"],
+        "heads": sorted({(e.attention.heads, e.attention.kv_heads, e.attention.head_dim) for e in every}),
+        "rotary positions": sorted({e.attention.rotary.scheme for e in every if e.attention.rotary is not None}),
+        "ties": spec.main.head is not None and spec.main.head.tied,
+        "hidden units": sorted({each.mlp.up.weight.shape[0] for each in mlps(spec, observable)}),
+        "activations": sorted({each.mlp.activation for each in mlps(spec, observable)}),
+    }
+
+
+def _layers(
+    a: Checkpoint, b: Checkpoint, spec: Spec, other: Spec, symmetries: Symmetries, fast: bool, track: Track[Any]
+) -> tuple[LayerDistance, ...]:
+    observable = symmetries.observable
+    ours, theirs = list(circuits(spec, observable)), list(circuits(other, observable))
+    eps = (HALF_ULP[coarsest(a)], HALF_ULP[coarsest(b)])
+    rename = dict(zip(spec.tensors, other.tensors, strict=True)) if len(spec.tensors) == len(other.tensors) else {}
+
+    def pair(names: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        # The same tensor may have another prefix in the other file: both are declared in the same order.
+        return {n: a.load(n) for n in names}, {n: b.load(rename.get(n, n)) for n in names}
+
+    turns: dict[str, Tensor] = {}
+    units: dict[tuple[str, int], Pairing] = {}
+    if not fast:
+        for name, wiring in wire(spec, observable).items():
+            tables = pair((wiring.stream.tables[0].rows.name,))
+            turns[name] = stream_turn(wiring.stream, symmetries, wiring.place, *tables)
+        plain = list(mlps(spec, observable))
+        for each in track(plain, len(plain), "hidden units"):
+            units[each.stream, each.layer] = match_units(each, *pair(each.names), turns[each.stream], eps)
+    rows = []
+    for each, _ in track(list(zip(ours, theirs, strict=True)), len(ours), "heads"):
+        mine, yours = pair(each.names)
+        qk = spectral_distance(*(product_spectrum(*each.query_key(t)) for t in (mine, yours)))
+        vo = spectral_distance(*(product_spectrum(*each.value_output(t)) for t in (mine, yours)))
+        attention = "cross" if each.attention.memory else "self"
+        if fast:
+            rows.append(LayerDistance(each.stream, each.layer, attention, qk, vo))
+            continue
+        found = match_heads(each, mine, yours, turns, eps)
+        unit = units.get((each.stream, each.layer)) if attention == "self" else None
+        rows.append(
+            LayerDistance(
+                each.stream,
+                each.layer,
+                attention,
+                qk,
+                vo,
+                _median(found["qk"], lambda p: p.distance),
+                _median(found["vo"], lambda p: p.distance),
+                None if unit is None else unit.distance,
+                max(_median(found[name], lambda p: p.rounding) for name in ("qk", "vo")),
+                min(_median(found[name], lambda p: p.cosine) for name in ("qk", "vo")),
+            )
+        )
+    return tuple(rows)
+
+
+def _median(pairings: list[Pairing], of: Callable[[Pairing], float]) -> float:
+    return median(of(pairing) for pairing in pairings)
+
+
+def spectral_distance(x: Tensor, y: Tensor) -> float:
+    """Mean over matched heads of ‖s − s'‖ / ‖s‖, for spectra (g, k)."""
+    cost = torch.cdist(x, y) / x.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    rows, columns = linear_sum_assignment(cost.numpy())
+    return float(cost[rows, columns].mean())
+
+
+def judge_spectra(layers: tuple[LayerDistance, ...]) -> tuple[Verdict, str]:
+    """What spectra alone can say: equal ones do not prove one orbit, but unequal ones exclude it."""
+    far = median(max(row.spectra_qk, row.spectra_vo) for row in layers)
+    if far < 1e-3:
+        return "same", f"spectra agree to {far:.1e}; only the full comparison proves one orbit"
+    if far < 0.05:
+        return "related", f"spectra are near (median distance {far:.3f})"
+    return "unrelated", f"spectra are far apart (median distance {far:.3f})"
