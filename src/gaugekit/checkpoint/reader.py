@@ -37,7 +37,7 @@ _RAW_PART = 1 << 24  # Bytes that are read at a time where they are only passed 
 _HEADER_LIMIT = 100_000_000  # The limit of the safetensors format itself.
 
 # What safetensors calls torch's dtypes. Headers of `.bin` files use these names too.
-_DTYPES = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "U16": torch.uint16,
@@ -58,7 +58,7 @@ _DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _safetensors_entries(path: Path) -> dict[str, _Entry]:
                 header = TensorHeader(tuple(shape), dtype, last - first)
             case _:
                 raise _not_safetensors(path, f"the header entry of tensor {name!r} is malformed")
-        if dtype in _DTYPES and math.prod(shape) * _DTYPES[dtype].itemsize != header.nbytes:
+        if dtype in DTYPES and math.prod(shape) * DTYPES[dtype].itemsize != header.nbytes:
             raise _not_safetensors(path, f"the size and shape of tensor {name!r} disagree")
         place = (path, name, header, start + first)
         entries[name] = _Entry(
@@ -324,7 +324,7 @@ def _read(path: Path, name: str, offset: int, nbytes: int) -> torch.Tensor:
 
 
 def _torch_dtype(path: Path, name: str, header: TensorHeader) -> torch.dtype:
-    dtype = _DTYPES.get(header.dtype)
+    dtype = DTYPES.get(header.dtype)
     if dtype is None:
         raise CheckpointError(
             f"{path}: tensor {name!r} has dtype {header.dtype}, which torch lacks; convert the checkpoint"

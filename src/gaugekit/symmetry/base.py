@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from gaugekit.models.view import Edit, View
 
 Exactness = Literal["exact", "exact in logprobs", "exact at eps=0"]
+Part = Literal["vo", "qk", "units", "norms", "shifts", "frame", "order"]
 Observable = Literal["logprobs", "logits", "hidden"]
 
 
@@ -35,6 +36,7 @@ class Symmetry(ABC):
     where: str
     layer: str = field(default="", kw_only=True)
 
+    part: ClassVar[Part]  # the part of the whole group, by which users choose
     name: ClassVar[str]  # the kind, as reported: the same for every place
 
     @property
@@ -54,6 +56,11 @@ class Symmetry(ABC):
     @property
     def context(self) -> tuple[View, ...]:
         """Weights that are read to move others: a part of a model can be moved if it holds these."""
+        return ()
+
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        """Weights by which an element divides: where one of them is zero, this symmetry does not exist."""
         return ()
 
     @property
@@ -107,6 +114,8 @@ class Symmetry(ABC):
 class Translation(Symmetry):
     """A symmetry whose group is a vector space: an element is its own coordinates."""
 
+    part: ClassVar[Part] = "shifts"
+
     @property
     def group(self) -> str:
         return power("R", self.dimension)
@@ -141,6 +150,8 @@ class Scaling(Symmetry):
 
 class Discrete(Symmetry):
     """A finite symmetry: dimension 0, elements are permutations or signs."""
+
+    part: ClassVar[Part] = "order"
 
     @property
     def dimension(self) -> int:

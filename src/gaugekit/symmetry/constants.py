@@ -45,6 +45,10 @@ class KeyConstant(Translation):
     def context(self) -> tuple[View, ...]:
         return self.reader.context
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return self.reader.divisors
+
     def fix(self, edit: Edit) -> Tensor:
         """The constant part of the keys becomes zero where it is free."""
         constant = self.reader.constant(edit).reshape(self.attention.kv_heads, -1)
@@ -89,6 +93,10 @@ class ValueConstant(Translation):
     @property
     def context(self) -> tuple[View, ...]:
         return (*self.reader.context, self.attention.o.weight, *present(*self.scales))
+
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return self.reader.divisors + present(self.scales[1])
 
     def fix(self, edit: Edit) -> Tensor:
         """The constant part of the values becomes zero, as far as it is free."""

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from gaugekit.linalg import balance, random_invertible
 from gaugekit.models.spec import Attention, Linear, Rotary
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Scaling, Symmetry, power, present, probe
+from gaugekit.symmetry.base import Discrete, Part, Scaling, Symmetry, power, present, probe
 from gaugekit.symmetry.readers import Reader
 
 
@@ -85,6 +85,7 @@ class ValueOutput(Symmetry):
     spare: tuple[int, int] = (0, 0)
     loose: Reader | None = None
 
+    part: ClassVar[Part] = "vo"
     name: ClassVar[str] = "value-output basis"
 
     @property
@@ -155,6 +156,7 @@ class QueryKey(Symmetry):
     attention: Attention
     spare: tuple[int, int] = (0, 0)
 
+    part: ClassVar[Part] = "qk"
     name: ClassVar[str] = "query-key basis"
 
     @cached_property
@@ -264,6 +266,7 @@ class QKNormScale(Scaling):
 
     attention: Attention
 
+    part: ClassVar[Part] = "qk"
     name: ClassVar[str] = "QK-norm scale"
 
     @cached_property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gaugekit.models.spec import Linear, Norm
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Exactness, Scaling, Translation, present
+from gaugekit.symmetry.base import Exactness, Part, Scaling, Translation, present
 from gaugekit.symmetry.readers import Reader
 
 
@@ -24,6 +24,7 @@ class NormScale(Scaling):
     norm: Norm
     readers: tuple[Reader, ...]
 
+    part: ClassVar[Part] = "norms"
     name: ClassVar[str] = "norm weight"
 
     @property
@@ -81,6 +82,10 @@ class NormConstant(Translation):
     def sources(self) -> tuple[View, ...]:
         return present(self.norm.weight, self.norm.bias)
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return tuple(dict.fromkeys(view for reader in self.readers for view in reader.divisors))
+
     def fix(self, edit: Edit) -> Tensor:
         """β becomes 0. Readers without a bias need w·β ≠ 0 to keep their constant: then β becomes γ."""
         assert self.norm.bias is not None
@@ -125,6 +130,10 @@ class ReaderKernel(Translation):
     def context(self) -> tuple[View, ...]:
         return self.reader.context
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return (self.norm.weight,)
+
     def fix(self, edit: Edit) -> Tensor:
         """W Γ 1 becomes 0."""
         rows = -(self.reader.flat(edit) * edit[self.norm.weight]).mean(-1)
@@ -146,6 +155,7 @@ class LayerScale(Scaling):
     scale: View
     output: Linear
 
+    part: ClassVar[Part] = "norms"
     name: ClassVar[str] = "layer scale"
 
     @property
@@ -178,6 +188,7 @@ class NormInputScale(Scaling):
     shrink: tuple[View, ...] = ()
     count: int = 1
 
+    part: ClassVar[Part] = "norms"
     name: ClassVar[str] = "norm input scale"
     signed: ClassVar[bool] = False
 

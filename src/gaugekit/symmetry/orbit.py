@@ -135,6 +135,15 @@ class Homeward(Path):
             if isinstance(symmetry, Frame | StreamOrder):
                 self.move([view.name for view in symmetry.sources], load)
 
+    @staticmethod
+    def divisors(symmetry: Symmetry) -> tuple[View, ...]:
+        """Weights that must not be zero for the symmetry to be taken home."""
+        if isinstance(symmetry, NormScale):
+            return (symmetry.norm.weight,)
+        if isinstance(symmetry, LayerScale):
+            return (symmetry.scale,)
+        return symmetry.divisors
+
     def _wanted(self, number: int) -> tuple[View, ...]:
         symmetry = self.symmetries[number]
         return symmetry.context if number in self._kept else symmetry.context + symmetry.sources

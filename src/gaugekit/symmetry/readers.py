@@ -52,6 +52,11 @@ class Reader:
         """What must be at hand to shift z without a bias, or to add to W's free direction."""
         return () if self.norm is None or not self.kernel else present(self.norm.weight, self.norm.bias)
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        """What must not be zero to shift z: with a bias, nothing."""
+        return () if self.linear.bias is not None or self.norm is None else (self.norm.weight,)
+
     def constant(self, edit: Edit) -> Tensor:
         """W β + b, (rows,): what z is where the normalized state is zero."""
         bias = self.linear.bias

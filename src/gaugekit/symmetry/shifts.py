@@ -90,6 +90,10 @@ class ParallelBias(Translation):
     def context(self) -> tuple[View, ...]:
         return present(*self.scales)
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return present(*self.scales)
+
     def fix(self, edit: Edit) -> Tensor:
         """The second bias becomes zero, but for its mean where that is free."""
         scale = self.scales[1]

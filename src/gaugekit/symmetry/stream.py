@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from gaugekit.linalg import orthonormal_complement_of_ones, random_orthogonal
 from gaugekit.models.spec import Norm
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Symmetry, Translation, present, probe, random_signs, scatter
+from gaugekit.symmetry.base import Discrete, Part, Symmetry, Translation, present, probe, random_signs, scatter
 from gaugekit.symmetry.readers import Reader
 
 
@@ -48,6 +48,10 @@ class WriterMean(Translation):
     def context(self) -> tuple[View, ...]:
         return present(self.scale)
 
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return present(self.scale)
+
     def fix(self, edit: Edit) -> Tensor:
         """What is written has mean zero, row by row."""
         rows = edit[self.rows] if self.scale is None else edit[self.rows] * edit[self.scale]
@@ -77,6 +81,7 @@ class Frame(Symmetry):
     norms: tuple[Norm, ...]
     fix_ones: bool
 
+    part: ClassVar[Part] = "frame"
     name: ClassVar[str] = "residual frame"
 
     @property
@@ -128,6 +133,10 @@ class Frame(Symmetry):
     @property
     def sources(self) -> tuple[View, ...]:
         return (self.writers[0][0],)
+
+    @property
+    def divisors(self) -> tuple[View, ...]:
+        return self.context
 
     def fix(self, edit: Edit) -> Tensor:
         """The frame in which the first table E has EᵀE diagonal and falling: with E = U Σ Vᵀ it becomes U Σ, each

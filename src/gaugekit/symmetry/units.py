@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from gaugekit.models.parts import ACTIVATIONS
 from gaugekit.models.spec import MLP, Linear, MoE
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Discrete, Scaling, Translation, present, probe
+from gaugekit.symmetry.base import Discrete, Part, Scaling, Translation, present, probe
 
 
 def scale_rows(edit: Edit, linear: Linear, scales: Tensor) -> None:
@@ -36,6 +36,7 @@ class GatedUnitScale(Scaling):
 
     mlp: MLP
 
+    part: ClassVar[Part] = "units"
     name: ClassVar[str] = "gated unit scale"
 
     @property
@@ -63,6 +64,7 @@ class ActivationScale(Scaling):
 
     mlp: MLP
 
+    part: ClassVar[Part] = "units"
     name: ClassVar[str] = "activation scale"
     signed: ClassVar[bool] = False
 
