@@ -168,9 +168,10 @@ def test_shows_in_a_browser(
     page.on("dialog", lambda each: (said.append(f"dialog: {each.message}"), each.dismiss()))
     page.goto(path.as_uri())
     expected = {"two_streams": plots(3), "headers_only": ["census", "layers"]}.get(name, plots(1))
-    page.wait_for_function("n => document.querySelectorAll('.plot .main-svg .plot').length >= n", arg=len(expected))
-
-    drawn = page.eval_on_selector_all(".plot[id]", "all => all.filter(e => e.querySelector('.main-svg')).map(e => e.id)")
+    page.wait_for_selector(f"#{expected[-1]} .main-svg", state="attached")
+    drawn = page.eval_on_selector_all(
+        ".plot[id]", "all => all.filter(e => e.querySelector('.main-svg')).map(e => e.id)"
+    )
     assert drawn == expected
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
     assert said == []
@@ -192,6 +193,6 @@ def test_plots_turn_dark_with_the_page(browser: Any, report: InspectReport, tmp_
     page.wait_for_selector("#norms .main-svg")
     assert backgrounds() == ("rgb(255, 255, 255)",) * 2
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("getComputedStyle(document.querySelector('#norms .main-svg')).backgroundColor[4] != '2'")
+    page.wait_for_selector("#norms .main-svg[style*='24, 28, 34']", state="attached")
     assert backgrounds() == ("rgb(24, 28, 34)",) * 2
     page.close()

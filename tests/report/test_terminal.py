@@ -14,7 +14,9 @@ from gaugekit.verbs.inspect import InspectReport
 
 def printed(report: InspectReport, width: int = 80, terminal: bool = False) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=terminal, highlight=False, legacy_windows=False).print(render(report))
+    Console(file=file, width=width, force_terminal=terminal, highlight=False, legacy_windows=False).print(
+        render(report)
+    )
     return file.getvalue()
 
 
@@ -29,7 +31,7 @@ def test_every_section_is_there(report: InspectReport) -> None:
     text = printed(report, 120)
     for expected in (
         "tiny [bold]llama",  # brackets of a path are no markup
-        "value-output basis  (GL(4)^2)^2     454,000  0.338 %  exact                    2",
+        "value-output basis  (GL(4)^2)^2    454,000  0.338 %  exact                   2",
         "norm input scale",
         "dead parameters 1,024 of 134,515,008",
         "unit order",

@@ -56,7 +56,9 @@ def test_model_name(report: InspectReport, path: str, name: str) -> None:
     assert model_name(replace(report, model=report.model | {"path": path})) == name
 
 
-def test_the_current_directory_has_a_name(report: InspectReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_directory_has_a_name(
+    report: InspectReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert model_name(replace(report, model=report.model | {"path": "."})) == tmp_path.name
 

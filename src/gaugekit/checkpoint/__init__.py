@@ -1,4 +1,4 @@
-"""Checkpoints on disk, opened lazily: names and shapes first, one tensor at a time after that.
+"""Checkpoints on disk, opened lazily and written in a stream: names and shapes first, one tensor at a time after that.
 
 Nothing here knows any model. Nothing here reaches the network, and nothing executes pickled code.
 """
@@ -10,8 +10,9 @@ import os
 from gaugekit.checkpoint import gguf, reader
 from gaugekit.checkpoint.reader import PART, Checkpoint, TensorHeader
 from gaugekit.checkpoint.reference import resolve
+from gaugekit.checkpoint.writer import Plan, WeightFile, plan, write
 
-__all__ = ["PART", "Checkpoint", "TensorHeader", "open_checkpoint"]
+__all__ = ["PART", "Checkpoint", "Plan", "TensorHeader", "WeightFile", "open_checkpoint", "plan", "write"]
 
 
 def open_checkpoint(reference: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that are not its weights: which ones follow it to another directory, and how they read there.
+"""The files of a checkpoint that are not its weights: which ones follow it elsewhere, and what changes in them.
 
 Weights in any other form (for another framework, exported, beside the ones that were opened) are left behind:
 they hold the old values.
@@ -63,7 +63,8 @@ def companions(directory: Path) -> Companions:
                 else:
                     visit(path, f"{name}/", above | {here})
                 continue
-            size = path.stat().st_size
+            with reported(path, "read"):
+                size = path.stat().st_size
             if path.is_file() and not _holds_weights(name, modules):
                 copied[name] = size
             else:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
-from gaugekit.checkpoint.companions import Companions, changed_config, companions, with_card
+from gaugekit.checkpoint.companions import changed_config, companions, with_card
 from gaugekit.checkpoint.reader import DTYPES, PART, Checkpoint, TensorHeader
 from gaugekit.checkpoint.staging import reported, staged
 from gaugekit.errors import CheckpointError
@@ -166,12 +166,12 @@ def _destination(source: Path, out: Path, overwrite: bool) -> Path:
     try:
         out = out.expanduser().resolve()
         source = source.resolve()
-        # Compared as files too, since one directory may have names that differ (in case, or by a mount).
-        inside_out = [path for path in (source, *source.parents) if path == out or (out.exists() and out.samefile(path))]
-        if inside_out:
-            what = "is the source itself" if inside_out[0] == source else "holds the source"
-            raise CheckpointError(f"{out}: {what}, which is not written to; choose another directory")
-        if any(path.exists() and path.samefile(source) for path in out.parents):
+        # Compared as files, since one directory may have names that differ (in case, or by a mount).
+        if _one_of(out, (source,)):
+            raise CheckpointError(f"{out}: is the source itself, which is not written to; choose another directory")
+        if _one_of(out, source.parents):
+            raise CheckpointError(f"{out}: holds the source, which is not written to; choose another directory")
+        if _one_of(source, out.parents):
             raise CheckpointError(f"{out}: lies inside the source, which is not written to; choose another directory")
         if not out.parent.is_dir():
             raise CheckpointError(f"{out}: there is no directory {out.parent}; create it")
@@ -188,6 +188,10 @@ def _destination(source: Path, out: Path, overwrite: bool) -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, or no home directory.
         raise CheckpointError(f"{out}: cannot be used ({error}); choose another directory") from error
     return out
+
+
+def _one_of(path: Path, others: Iterable[Path]) -> bool:
+    return path.exists() and any(other.exists() and path.samefile(other) for other in others)
 
 
 def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
@@ -214,6 +218,8 @@ def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
 
 def _files(headers: Mapping[str, TensorHeader], max_shard_size: int | str) -> Iterator[WeightFile]:
     """Names and splits as transformers has them, because the code that makes them is the same."""
+    if isinstance(max_shard_size, int) and max_shard_size <= 0:
+        raise CheckpointError(f"{max_shard_size} is no size of a file; write it like 5GB or 200MB")
     try:
         split = split_state_dict_into_shards_factory(
             dict(headers),
@@ -221,7 +227,7 @@ def _files(headers: Mapping[str, TensorHeader], max_shard_size: int | str) -> It
             filename_pattern="model{suffix}.safetensors",
             max_shard_size=max_shard_size,
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise CheckpointError(f"{max_shard_size!r} is no size of a file; write it like 5GB or 200MB") from error
     for file, held in split.filename_to_tensors.items():
         names = tuple(sorted(held, key=lambda name: (-_alignment(headers[name]), name)))

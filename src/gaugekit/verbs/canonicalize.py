@@ -1,0 +1,146 @@
+"""`canonicalize`: the representative of a model's orbit, the same for every disguise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any, Literal
+
+from gaugekit.linalg import degenerate_blocks, product_spectrum
+from gaugekit.symmetry import Observable, Symmetry, circuits
+from gaugekit.symmetry.constants import KeyConstant, ValueConstant
+from gaugekit.symmetry.heads import QKNormScale, QueryKey, ValueOutput
+from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
+from gaugekit.symmetry.orbit import Homeward
+from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
+from gaugekit.symmetry.stream import Frame, WriterMean
+from gaugekit.symmetry.units import RouterConstant
+from gaugekit.verbs.inspect import TIE, Track, untracked
+from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
+
+Level = Literal["heads", "full"]
+Gauge = Literal["balanced", "folded"]
+
+HEADS = (ValueOutput, QueryKey, QKNormScale)
+FOLDED = (
+    LayerScale,
+    NormScale,
+    NormConstant,
+    TableConstant,
+    HeadConstant,
+    RouterConstant,
+    ReaderKernel,
+    KeyConstant,
+    ValueConstant,
+    ParallelBias,
+    WriterMean,
+)
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """A run of (nearly) equal singular values of one head: inside it the representative may turn by O(size)."""
+
+    stream: str
+    layer: int
+    kv_head: int
+    circuit: str
+    first: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CanonicalizeReport:
+    """What was brought to its representative, what could not be, and how large the plan is. `written` is false after a
+    dry run."""
+
+    source: str
+    out: str
+    level: Level
+    gauge: Gauge
+    observable: Observable
+    fixed: dict[str, int]
+    skipped: tuple[Skipped, ...]
+    blocked: tuple[str, ...]
+    ambiguous: tuple[Ambiguity, ...]
+    tensors: int
+    bytes: int
+    written: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def canonicalize(
+    reference: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    level: Level = "full",
+    gauge: Gauge = "balanced",
+    observable: Observable | None = None,
+    max_shard_size: int | str = "5GB",
+    dtype: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    revision: str | None = None,
+    track: Track[Any] = untracked,
+) -> CanonicalizeReport:
+    """Write the representative of `reference`'s orbit to `out`; what it computes does not change.
+
+    `level` "heads" settles the bases of heads only, "full" everything that acts: norm weights become 1 and norm
+    biases 0, constants are gathered, frames and orders follow the token table, units and heads are balanced and
+    sorted. `gauge` "folded" settles norms and constants only: where every stream is read by LayerNorms whose weights
+    could be folded, the result computes the same with RMSNorms. c(g·θ) = c(θ) and c(c(θ)) = c(θ) to rounding, except
+    inside the blocks of `ambiguous`. Raises `GaugekitError`; nothing is left half-written.
+    """
+    model = opened(reference, observable, revision)
+    acting, skipped = without_zeros(model, _chosen(model, level, gauge), Homeward.divisors)
+    path = Homeward(acting, model.load)
+    layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
+    fixed: dict[str, int] = {}
+    for symmetry in acting:
+        fixed[symmetry.name] = fixed.get(symmetry.name, 0) + 1
+    ambiguous = () if gauge == "folded" else tuple(_ambiguities(model))
+    if not dry_run:
+        card = (
+            f"# {layout.out.name}\n\nThe same function as `{model.checkpoint.path.name}` (SHA-256 of its tensors "
+            f"{digest(model.checkpoint)}), at the representative of its symmetry orbit: "
+            f"`gaugekit canonicalize --level {level} --gauge {gauge}`, observable {model.symmetries.observable}.\n"
+        )
+        carry_out(model, path, layout, card, track)
+    return CanonicalizeReport(
+        source=str(model.checkpoint.path),
+        out=str(layout.out),
+        level=level,
+        gauge=gauge,
+        observable=model.symmetries.observable,
+        fixed=fixed,
+        skipped=skipped,
+        blocked=tuple(b.reason for b in model.symmetries.blocked if b.symmetry == Frame.name),
+        ambiguous=ambiguous,
+        tensors=len(layout.changed),
+        bytes=layout.total_bytes,
+        written=not dry_run,
+    )
+
+
+def _chosen(model: Opened, level: Level, gauge: Gauge) -> list[Symmetry]:
+    kinds: tuple[type[Symmetry], ...] = FOLDED if gauge == "folded" else HEADS
+    if gauge == "balanced" and level == "full":
+        return list(model.every)
+    return [symmetry for symmetry in model.every if isinstance(symmetry, kinds)]
+
+
+def _ambiguities(model: Opened) -> list[Ambiguity]:
+    found = []
+    for each in circuits(model.spec, model.symmetries.observable):
+        tensors = {name: model.load(name) for name in each.names}
+        for circuit, factors in (("qk", each.query_key(tensors)), ("vo", each.value_output(tensors))):
+            if circuit == "qk" and each.attention.qk_norm is not None:
+                continue
+            if circuit == "qk" and each.attention.rotary is not None:
+                continue  # settled pair by pair, where one complex row has nothing to be confused with
+            for head, spectrum in enumerate(product_spectrum(*factors)):
+                for first, size in degenerate_blocks(spectrum, TIE):
+                    found.append(Ambiguity(each.stream, each.layer, head, circuit, first, size))
+    return found

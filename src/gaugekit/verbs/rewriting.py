@@ -1,0 +1,108 @@
+"""Writing a checkpoint that has moved along its orbit: plan from headers, then one piece after the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugekit.checkpoint import PART, Checkpoint, open_checkpoint
+from gaugekit.checkpoint.writer import Plan, plan, write
+from gaugekit.errors import CheckpointError
+from gaugekit.models import Spec, read_spec
+from gaugekit.models.view import View
+from gaugekit.symmetry import Observable, Symmetries, Symmetry, derive
+from gaugekit.symmetry.orbit import Path, pieces
+from gaugekit.verbs.inspect import Track, untracked
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A symmetry that this checkpoint's weights do not have, and why."""
+
+    symmetry: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint with its spec and symmetries."""
+
+    checkpoint: Checkpoint
+    spec: Spec
+    symmetries: Symmetries
+
+    @property
+    def every(self) -> tuple[Symmetry, ...]:
+        return (*self.symmetries.continuous, *self.symmetries.discrete)
+
+    def load(self, name: str) -> Tensor:
+        """One tensor, refused if it is not finite."""
+        tensor = self.checkpoint.load(name)
+        if not all(torch.isfinite(part).all() for part in tensor.reshape(-1).split(PART)):
+            raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the checkpoint is damaged")
+        return tensor
+
+
+def opened(reference: str | PathLike[str], observable: Observable | None, revision: str | None = None) -> Opened:
+    """Open a checkpoint and derive what acts on it."""
+    checkpoint = open_checkpoint(reference, revision)
+    spec = read_spec(checkpoint)
+    return Opened(checkpoint, spec, derive(spec, observable))
+
+
+def without_zeros(
+    model: Opened, symmetries: Iterable[Symmetry], divisors: Any
+) -> tuple[tuple[Symmetry, ...], tuple[Skipped, ...]]:
+    """Those symmetries whose divisors have no zero entry, and the others with the reason. Reads norm weights only."""
+    zeros: dict[View, int] = {}
+    kept, skipped = [], []
+    for symmetry in symmetries:
+        for view in divisors(symmetry):
+            if view not in zeros:
+                zeros[view] = int((view.read(model.load(view.name).double()) == 0).sum())
+            if zeros[view]:
+                reason = f"{view.name} has {zeros[view]} zero entries, which have no inverse"
+                skipped.append(Skipped(symmetry.name, symmetry.where, reason))
+                break
+        else:
+            kept.append(symmetry)
+    return tuple(kept), tuple(skipped)
+
+
+def prepare(model: Opened, touches: Iterable[str], out: str | PathLike[str], **options: Any) -> Plan:
+    """The plan of a checkpoint in which `touches` change, and stored copies of tied tensors with them."""
+    changed = set(touches)
+    changed |= {copy for copy, original in model.spec.copies if original in changed}
+    return plan(model.checkpoint, out, changed, **options)
+
+
+def carry_out(model: Opened, path: Path, layout: Plan, card: str, track: Track[Any] = untracked) -> None:
+    """Move the model piece by piece and write it."""
+    write(layout, _moved(model, path, track), card=card)
+
+
+def _moved(model: Opened, path: Path, track: Track[Any]) -> Iterator[tuple[str, Tensor]]:
+    copies = {original: copy for copy, original in model.spec.copies}
+    every: Sequence[tuple[str, ...]] = list(pieces(model.spec))
+    for names in track(every, len(every), "layers"):
+        for name, value in path.move(names, model.load).items():
+            yield name, value
+            if name in copies:
+                yield copies[name], value
+
+
+def digest(checkpoint: Checkpoint) -> str:
+    """SHA-256 of every tensor's name and bytes, in the order of names: the source that a card names."""
+    total = hashlib.sha256()
+    for name in sorted(checkpoint.headers):
+        total.update(name.encode())
+        for part in checkpoint.parts(name):
+            total.update(part.contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()

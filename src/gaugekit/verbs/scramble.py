@@ -1,0 +1,88 @@
+"""`scramble`: the same model at a random place of its orbit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any, get_args
+
+import torch
+
+from gaugekit.errors import GaugekitError
+from gaugekit.symmetry import Observable
+from gaugekit.symmetry.base import Part
+from gaugekit.symmetry.orbit import Step, Walk
+from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.rewriting import Skipped, carry_out, opened, prepare, without_zeros
+
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True)
+class ScrambleReport:
+    """What was moved: kinds of symmetry with the number of places, tensors changed, and what was left out."""
+
+    source: str
+    out: str
+    seed: int
+    condition: float
+    observable: Observable
+    moved: dict[str, int]
+    tensors: int
+    skipped: tuple[Skipped, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def scramble(
+    reference: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    seed: int,
+    only: Collection[Part] | None = None,
+    condition: float = 10.0,
+    observable: Observable | None = None,
+    max_shard_size: int | str = "5GB",
+    dtype: str | None = None,
+    overwrite: bool = False,
+    revision: str | None = None,
+    track: Track[Any] = untracked,
+) -> ScrambleReport:
+    """Write `reference` to `out`, moved by a random element of its whole symmetry group, or of the parts in `only`.
+
+    The function is preserved exactly in exact arithmetic; on disk up to the rounding of each weight, which grows with
+    `condition`, the condition number of the random matrices and scales. Reflections and permutations are included.
+    Raises `GaugekitError`; nothing is left half-written.
+    """
+    unknown = sorted(set(only or ()) - set(PARTS))
+    if unknown:
+        raise GaugekitError(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if not condition >= 1:
+        raise GaugekitError(f"condition {condition} is not a condition number: it must be at least 1")
+    model = opened(reference, observable, revision)
+    chosen = [s for s in model.every if only is None or s.part in only]
+    acting, skipped = without_zeros(model, chosen, lambda symmetry: symmetry.divisors)
+    generator = torch.Generator().manual_seed(seed)
+    path = Walk([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
+    layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
+    moved: dict[str, int] = {}
+    for symmetry in acting:
+        moved[symmetry.name] = moved.get(symmetry.name, 0) + 1
+    card = (
+        f"# {layout.out.name}\n\nThe same function as `{model.checkpoint.path.name}`, at another place of its symmetry "
+        f"orbit: `gaugekit scramble --seed {seed} --condition {condition:g}`"
+        f"{'' if only is None else ' --only ' + ','.join(sorted(only))}, observable {model.symmetries.observable}.\n"
+    )
+    carry_out(model, path, layout, card, track)
+    return ScrambleReport(
+        str(model.checkpoint.path),
+        str(layout.out),
+        seed,
+        condition,
+        model.symmetries.observable,
+        moved,
+        len(layout.changed),
+        skipped,
+    )
