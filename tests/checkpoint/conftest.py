@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.errors import CheckpointError
@@ -52,3 +54,32 @@ def raw_safetensors() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def mixed(directory: Path) -> Path:
+    """A checkpoint with tensors of every kind, `a` and `b` in bfloat16 and float32."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    tensors = {
+        "a": values.bfloat16(),
+        "b": values.float(),
+        "half": values[0].half(),
+        "double": values[1].clone(),
+        "ids": torch.arange(5),
+        "bytes": torch.arange(3, dtype=torch.uint8),
+        "mask": torch.tensor([True, False, True]),
+        "f8": values.to(torch.float8_e4m3fn),
+        "wave": torch.complex(values, -values).to(torch.complex64),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 4),
+        "extremes": torch.tensor([float("inf"), -0.0, float("nan"), 1e-45]),
+    }
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt", "note": "old"})
+    return directory
+
+
+@pytest.fixture
+def hidden() -> Callable[[Path], list[str]]:
+    """What writing left in a directory under hidden names."""
+    return lambda directory: sorted(path.name for path in directory.iterdir() if path.name.startswith("."))

@@ -206,6 +206,7 @@ CASES = [
     Case("phi3", llama_like(**MHA, **ONE, **TIED), note="tied"),
     Case("phi3", llama_like(**MHA, **ONE, **rope(0.5)), note="rotary half"),
     Case("gpt_neox", neox_like(vocab_size=30, **rope(0.5)), total=369, note="parallel"),
+    Case("gpt_neox", neox_like(vocab_size=30, **ONE, **rope(0.25)), note="an odd number of rotary dimensions"),
     Case("gpt_neox", neox_like(use_parallel_residual=False, **rope(0.5)), total=338, note="sequential"),
     Case("gpt_neox", neox_like(**ONE, **TIED, vocab_size=30, **rope(1.0)), note="tied, rotary whole"),
     Case("gpt_neox", neox_like(**ONE, vocab_size=30, attention_bias=False, **rope(0.5)), note="no attention bias"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gaugekit.models import Edit, View
 from gaugekit.symmetry import Symmetry
-from gaugekit.symmetry.heads import KeyConstant
+from gaugekit.symmetry.constants import KeyConstant
 from gaugekit.symmetry.readers import Reader
 
 GAP = 1e4

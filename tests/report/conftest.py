@@ -49,9 +49,8 @@ def norm(where: str) -> NormRow:
 def report() -> InspectReport:
     """A decoder with everything there is to show, a head of zeros and a degenerate block included."""
     layers = ("layer 0 attention", "layer 1 attention")
-    zero = head(
-        1, 1, "qk", rank=0, effective_rank=0.0, stable_rank=0.0, spectrum=(0.0,) * 4, degenerate_blocks=((0, 4),)
-    )
+    nothing = {"rank": 0, "effective_rank": 0.0, "stable_rank": 0.0, "spectrum": (0.0,) * 4}
+    zero = head(1, 1, "qk", **nothing, degenerate_blocks=((0, 4),))
     tied = head(0, 0, "vo", spectrum=(2.0, 1.0, 1.0, 0.5), degenerate_blocks=((1, 2),))
     changed = {(row.layer, row.kv_head, row.circuit): row for row in (zero, tied)}
     return InspectReport(

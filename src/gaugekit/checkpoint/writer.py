@@ -47,9 +47,9 @@ class WeightFile:
 class Plan:
     """What `write` will do. `out` is absolute, without links.
 
-    `total_bytes` are those of all files together, `total_size` those of the tensors. `changed` are the tensors that
-    must be given to `write`. `copied_files` and `left_out` are relative to the source's directory. `headers` are
-    those of the result.
+    `total_bytes` are those of all files together (before a card or config changes), `total_size` those of the tensors.
+    `changed` are the tensors that must be given to `write`. `copied_files` and `left_out` are relative to the source's
+    directory. `headers` are those of the result.
     """
 
     source: Checkpoint = field(repr=False)
@@ -205,9 +205,9 @@ def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
         return header
     if dtype not in _FLOATS:
         raise CheckpointError(f"{dtype!r} is no dtype to write; choose one of {', '.join(_FLOATS)}")
-    if header.dtype.startswith(("F4", "F6", "F8")):
+    if header.dtype.startswith("F") and header.dtype not in _FLOATS.values():
         raise CheckpointError(
-            f"{source.path}: tensor {name!r} is quantised ({header.dtype}), so the dtype cannot be changed; leave it"
+            f"{source.path}: tensor {name!r} is quantised ({header.dtype}), so the dtype cannot be changed; leave it out"
         )
     if header.dtype not in _FLOATS.values():
         return header

@@ -5,6 +5,7 @@ stdout carries the result and nothing else; everything a person is told meanwhil
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -62,15 +63,24 @@ def emit_rich(renderable: RenderableType) -> None:
     """The result as rich draws it: in colours on a terminal, plain in a pipe."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    if sys.stdout is None:  # closed before Python started
+        return
     # Not printed by rich, which would exit with 1 when the reader of a pipe goes away.
-    with console.capture() as capture:
-        console.print(renderable)
-    emit("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+    drawn = _Drawn(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="backslashreplace")
+    Console(file=drawn, highlight=False).print(renderable)
+    drawn.seek(0)
+    emit("".join(line.rstrip() + "\n" for line in drawn.read().splitlines()))
+
+
+class _Drawn(io.TextIOWrapper):
+    """Keeps what rich draws, and answers as stdout would when it asks what it draws on."""
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # closed before Python started
+    if stream is None:
         return
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -21,12 +21,14 @@ def rotary(config: Any, head_dim: int, interleaved: bool = False, layer_type: st
         layer_type = None
     kind = parameters.get("rope_type", "default")
     dims = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-    pairs = dims // 2
+    pairs = (dims + 1) // 2  # an odd number of dimensions still turns in whole pairs
     if kind == "default":
         frequencies = [float(parameters["rope_theta"]) ** (-2 * i / dims) for i in range(pairs)]
     else:
         frequencies = _scaled_frequencies(config, kind, layer_type)
         pairs = len(frequencies)
+    if 2 * pairs > head_dim:
+        raise UnsupportedArchitecture(f"rotary positions of {2 * pairs} dimensions do not fit heads of {head_dim}")
     indices = [(2 * i, 2 * i + 1) if interleaved else (i, i + pairs) for i in range(pairs)]
     scheme = ", ".join(f"{key}={value}" for key, value in sorted(parameters.items()))
     return Rotary(tuple(indices), tuple(frequencies), scheme)
