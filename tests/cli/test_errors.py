@@ -201,5 +201,5 @@ def test_debug_shows_the_traceback(run: Callable[..., Any], monkeypatch: pytest.
 
 
 def test_messages_are_one_line_and_harmless(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "inspect", failing(verb.CheckpointError("a\nb: \x1b[31m[red]\udcff")))
-    assert run("inspect", "x").err == "gaugekit: a b: \\x1b[31m[red]\\udcff\n"
+    monkeypatch.setattr(verb, "inspect", failing(verb.CheckpointError("a\n  b: \x1b[31m[red]\udcff")))
+    assert run("inspect", "x").err == "gaugekit: a\\n  b: \\x1b[31m[red]\\udcff\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import pytest
 from gaugekit.cli.common import BROKEN_PIPE, emit, progress
 
 PROGRAM = [sys.executable, "-m", "gaugekit.cli.main"]
+# As most people run it: with output that Python keeps until it is flushed, at exit at the latest.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def test_version(run: Callable[..., Any]) -> None:
@@ -57,7 +60,10 @@ def test_stdout_and_stderr_are_apart(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away(checkpoint: Path) -> None:
     program = subprocess.Popen(
-        [*PROGRAM, "inspect", checkpoint, "--no-spectra"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*PROGRAM, "inspect", checkpoint, "--no-spectra"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=BUFFERED,
     )
     assert program.stdout is not None
     program.stdout.close()
@@ -69,7 +75,11 @@ def test_a_reader_that_goes_away(checkpoint: Path) -> None:
 def test_a_full_disk(checkpoint: Path) -> None:
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
-            [*PROGRAM, "inspect", checkpoint, "--no-spectra"], stdout=full, stderr=subprocess.PIPE, check=False
+            [*PROGRAM, "inspect", checkpoint, "--no-spectra"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=BUFFERED,
+            check=False,
         )
     assert ran.returncode == 2
     assert ran.stderr == b"gaugekit: standard output cannot be written (No space left on device)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +95,12 @@ def test_balance_and_norms_show_every_value(report: InspectReport) -> None:
     assert first["x"] == [0, 1]
     assert (first["error_y"]["array"], first["error_y"]["arrayminus"]) == ([1.0, 1.0], [1.25, 1.25])
     assert (spread.layout["xaxis"]["tickvals"], spread.layout["xaxis"]["ticktext"]) == ([0, 1], ["0", "1"])
+
+
+def test_names_are_no_html_to_plotly(hostile: InspectReport) -> None:
+    for figure in (census.census(hostile), census.layers(hostile), norms.norms(hostile)):
+        assert "&lt;script&gt;" in json.dumps(figure.data)
+        assert "<script>" not in json.dumps(figure.data)
 
 
 def test_thinned() -> None:

@@ -96,7 +96,8 @@ def plan(
     """
     _require_writable(source, changed, drop)
     place = _destination(source.path, Path(out), overwrite)
-    headers = {name: _header(source, name, dtype) for name in source.headers if name not in set(drop)}
+    dropped = frozenset(drop)
+    headers = {name: _header(source, name, dtype) for name in source.headers if name not in dropped}
     files = tuple(_files(headers, max_shard_size))
     total_size = sum(header.nbytes for header in headers.values())
     others = companions(source.path)
@@ -207,7 +208,7 @@ def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
         raise CheckpointError(f"{dtype!r} is no dtype to write; choose one of {', '.join(_FLOATS)}")
     if header.dtype.startswith("F") and header.dtype not in _FLOATS.values():
         raise CheckpointError(
-            f"{source.path}: tensor {name!r} is quantised ({header.dtype}), so the dtype cannot be changed; leave it out"
+            f"{source.path}: tensor {name!r} is quantised ({header.dtype}), so dtype cannot be changed; leave it out"
         )
     if header.dtype not in _FLOATS.values():
         return header

@@ -44,7 +44,7 @@ class OutputGone(GaugekitError):
 def tell(message: str) -> None:
     """One line on stderr, whatever the message holds. Who has closed stderr does not want to be told."""
     with suppress(OSError):
-        _write(sys.stderr, plain(" ".join(message.split())) + "\n")
+        _write(sys.stderr, plain(message) + "\n")
 
 
 def emit(text: str) -> None:

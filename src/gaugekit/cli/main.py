@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Standalone, typer would frame its messages and choose exit codes of its own.
         code = get_command(app).main(given, prog_name="gaugekit", standalone_mode=False)
     except typer.TyperException as error:
-        tell(f"gaugekit: {error.format_message().rstrip('.')} (see gaugekit --help)")
+        message = " ".join(error.format_message().split()).rstrip(".")
+        tell(f"gaugekit: {message} (see gaugekit --help)")
         return BAD_INPUT
     return code if isinstance(code, int) else 0
 

@@ -1,0 +1,1 @@
+"""What gaugekit does, one file a verb; each returns a frozen report with `to_dict()`."""
