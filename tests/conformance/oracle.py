@@ -101,10 +101,16 @@ class Tiny:
         mix = torch.eye(rows, dtype=torch.float64)
         if rows < out.numel():
             mix = torch.randn(rows, out.numel(), dtype=torch.float64) / out.numel() ** 0.5
-        grads = torch.autograd.grad(out, self.parameters, mix, is_grads_batched=True, allow_unused=True)
+        # Some rows at a time: all at once would not stay in the processor's cache.
+        return torch.cat([self._pull_back(out, part) for part in mix.split(128)])
+
+    def _pull_back(self, out: Tensor, rows: Tensor) -> Tensor:
+        grads = torch.autograd.grad(
+            out, self.parameters, rows, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
         return torch.cat(
             [
-                torch.zeros(rows, p.numel(), dtype=torch.float64) if g is None else g.reshape(rows, -1)
+                torch.zeros(len(rows), p.numel(), dtype=torch.float64) if g is None else g.reshape(len(rows), -1)
                 for p, g in zip(self.parameters, grads, strict=True)
             ],
             dim=1,
@@ -161,7 +167,7 @@ def _tokens(tiny: Tiny, length: int, rows: int) -> Tensor:
 
 def rows(tiny: Tiny, length: int) -> int:
     """Sequences enough that hidden states of width 8 carry several times as many numbers as there are parameters."""
-    return 40 + tiny.size // (2 * length)
+    return 30 + tiny.size // (4 * length)
 
 
 def text(tiny: Tiny) -> dict[str, Tensor]:

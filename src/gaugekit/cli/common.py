@@ -6,6 +6,8 @@ stdout carries the result and nothing else; everything a person is told meanwhil
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import sys
 import traceback
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOT_EQUIVALENT = 1
 BAD_INPUT = 2
 INTERNAL = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad input or usage, 3 an error inside gaugekit, 130 interrupted, "
-    "141 the reader of the output went away."
+    "141 the reader of the output went away; verify and canonicalize --verify: 1 not equivalent."
 )
 
 
@@ -70,6 +73,27 @@ def emit_rich(renderable: RenderableType) -> None:
     Console(file=drawn, highlight=False).print(renderable)
     drawn.seek(0)
     emit("".join(line.rstrip() + "\n" for line in drawn.read().splitlines()))
+
+
+def emit_json(document: dict[str, Any]) -> None:
+    """The result as one strict JSON document on a line of its own."""
+    emit(strict_json(document) + "\n")
+
+
+def strict_json(document: dict[str, Any]) -> str:
+    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
+    try:
+        return json.dumps(document, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Drawn(io.TextIOWrapper):

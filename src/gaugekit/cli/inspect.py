@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from gaugekit.cli.common import check_device, emit, emit_rich, progress, reporting_errors, tell
+from gaugekit.cli.common import strict_json as _strict_json
 
 # As in the verb, which is not imported for them: it takes torch along, and `--help` should not wait for that.
 Observable = Literal["logprobs", "logits", "hidden"]
@@ -82,19 +81,3 @@ def inspect(
             from gaugekit.report.terminal import render
 
             emit_rich(render(report))
-
-
-def _strict_json(document: dict[str, Any]) -> str:
-    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
-    try:
-        return json.dumps(document, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(document), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -40,6 +40,23 @@ def percent(fraction: float) -> str:
     return "<0.001 %" if 0 < fraction < 0.000005 else f"{100 * fraction:.3f} %"
 
 
+def measure(value: float | None) -> str:
+    """A distance or a divergence, which may be of any size: 0.123, 4.5e-07; "" if there is none."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def size(nbytes: int) -> str:
+    """A size in decimal units, in which disks are sold and shards are given."""
+    value, unit = float(nbytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.95:
+            break
+        value, unit = value / 1000, larger
+    return f"{count(nbytes)} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
 def plural(number: int, thing: str) -> str:
     return f"{count(number)} {thing}" if number == 1 else f"{count(number)} {thing}s"
 
@@ -70,7 +87,12 @@ def _factors(group: str) -> list[str]:
 
 def model_name(report: InspectReport) -> str:
     """What a reader would call this checkpoint."""
-    path = PurePath(os.path.abspath(report.model["path"]))
+    return path_name(report.model["path"])
+
+
+def path_name(where: str) -> str:
+    """What a reader would call the checkpoint that lies there."""
+    path = PurePath(os.path.abspath(where))
     for part in reversed(path.parts):
         # A snapshot of the hub's cache is named by a commit; the model's name stands two folders up.
         if hub := re.fullmatch(r"models--(.+?)--(.+)", part):

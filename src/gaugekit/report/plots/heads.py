@@ -153,7 +153,7 @@ def _log_spectra(rows: Sequence[HeadRow]) -> tuple[np.ndarray, np.ndarray]:
 
 def _head_axes(x: str) -> dict[str, Any]:
     return {
-        "xaxis": {"title": {"text": x}, "type": "category", "tickangle": 0, "showgrid": False},
+        "xaxis": {"title": {"text": x}, "type": "category", "tickangle": 0, "nticks": TICKS, "showgrid": False},
         "yaxis": {"title": {"text": "layer"}, "type": "category", "autorange": "reversed", "showgrid": False},
     }
 
