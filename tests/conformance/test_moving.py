@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from conftest import first_of_each
 from oracle import Case, Tiny
 from safetensors.torch import load_file
 
+from gaugekit.errors import CheckpointError
 from gaugekit.verbs.canonicalize import canonicalize
 from gaugekit.verbs.compare import compare
+from gaugekit.verbs.fingerprint import fingerprint, read_fingerprint
 from gaugekit.verbs.scramble import PARTS, scramble
 from gaugekit.verbs.verify import verify
 
@@ -208,3 +211,24 @@ def test_a_dry_run_writes_nothing(save: Save, tmp_path: Path) -> None:
     assert not report.written
     assert report.bytes > 0
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("case", EACH, ids=str)
+def test_a_fingerprint_stands_for_its_model(case: Case, save: Save, tmp_path: Path) -> None:
+    tiny, other = Tiny(case, eps=1e-5), Tiny(case, seed=5, eps=1e-5)
+    a, d = save(tiny, "a"), save(other, "d")
+    scramble(a, tmp_path / "b", seed=1, observable=case.observable, condition=100.0)
+    path = tmp_path / "print.json"
+    path.write_text(json.dumps(fingerprint(a, observable=case.observable).to_dict()))
+    assert path.stat().st_size < 100_000
+    assert read_fingerprint(path) == fingerprint(a, observable=case.observable)
+    assert compare(path, tmp_path / "b", observable=case.observable).verdict == "same"
+    assert compare(d, path, observable=case.observable).verdict == "unrelated"
+
+
+def test_a_fingerprint_that_is_none(tmp_path: Path, save: Save) -> None:
+    a = save(Tiny(Case("llama", llama_like())), "a")
+    path = tmp_path / "print.json"
+    path.write_text("{}")
+    with pytest.raises(CheckpointError, match="make one with `gaugekit fingerprint MODEL`"):
+        compare(path, a)

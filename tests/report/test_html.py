@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,8 +14,6 @@ import pytest
 from gaugekit.report.html import render_html, write_html
 from gaugekit.verbs.inspect import InspectReport
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PLOTS = ("ranks-{}-qk", "ranks-{}-vo", "spectra-{}-qk", "spectra-{}-vo", "balance-{}")
 
 
@@ -138,18 +134,6 @@ def test_the_file_is_the_page(report: InspectReport, tmp_path: Path) -> None:
     write_html(report, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == render_html(report)
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine to show the page in")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -9,8 +9,12 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from gaugekit.cli.canonicalize import canonicalize
 from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
+from gaugekit.cli.compare import compare
 from gaugekit.cli.inspect import inspect
+from gaugekit.cli.scramble import scramble
+from gaugekit.cli.verify import verify
 
 app = typer.Typer(
     name="gaugekit",
@@ -19,7 +23,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EXIT_CODES)(inspect)
+for command in (inspect, scramble, verify, canonicalize, compare):
+    app.command(epilog=EXIT_CODES)(command)
 
 
 def _version(asked: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from gaugekit.report import files
 from gaugekit.report.heads import HeadSet, degenerate, head_sets
 from gaugekit.report.plots import census, heads, norms
 from gaugekit.report.plots.base import Figure
-from gaugekit.report.text import count, facts, model_name, percent, plural, share
+from gaugekit.report.text import count, facts, measure, model_name, percent, plural, share
 
 if TYPE_CHECKING:
     from gaugekit.verbs.inspect import InspectReport
@@ -44,20 +44,31 @@ def render_html(report: InspectReport) -> str:
     sections = [_section(each, number) for number, each in enumerate(head_sets(report))]
     spread = [norms.norms(report)] if report.norms else []
     figures = [*symmetries, *(figure for section in sections for figure in section.figures), *spread]
+    return page(
+        "inspect",
+        figures,
+        report=report,
+        name=model_name(report),
+        facts=facts(report),
+        symmetries=symmetries,
+        sections=sections,
+        norms=spread,
+        degenerate=list(degenerate(report)),
+    )
+
+
+def page(command: str, figures: Iterable[Figure], **values: Any) -> str:
+    """The page of a command by its template, which extends `base.html`: that wants `name` and `facts`. `figures` are
+    all that the template has places for."""
     return (
         _environment()
-        .get_template("inspect.html")
+        .get_template(f"{command}.html")
         .render(
-            report=report,
-            name=model_name(report),
-            facts=facts(report),
-            symmetries=symmetries,
-            sections=sections,
-            norms=spread,
-            degenerate=list(degenerate(report)),
+            command=command,
             figures=[figure.to_plotly() for figure in figures],
             plotly=get_plotlyjs(),
             version=version("gaugekit"),
+            **values,
         )
     )
 
@@ -75,7 +86,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {"count": count, "share": share, "percent": percent, "plural": plural}
+    filters: dict[str, Any] = {"count": count, "share": share, "percent": percent, "plural": plural, "measure": measure}
     environment.filters.update(filters)
     # What JSON cannot say must stop the page from being written, not from being shown.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}

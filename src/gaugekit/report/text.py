@@ -42,9 +42,9 @@ def percent(fraction: float) -> str:
 
 def measure(value: float | None) -> str:
     """A distance or a divergence, which may be of any size: 0.123, 4.5e-07; "" if there is none."""
-    if value is None:
-        return ""
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
+    if not value:
+        return "" if value is None else "0"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 else f"{value:.1e}"
 
 
 def size(nbytes: int) -> str:
