@@ -195,6 +195,24 @@ def test_folding_leaves_norms_without_weights(save: Save, tmp_path: Path) -> Non
     assert tensors["gpt_neox.layers.1.mlp.dense_4h_to_h.weight"].mean(0).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("case", EACH, ids=str)
+def test_pivoted_heads_store_an_identity(case: Case, save: Save, tmp_path: Path) -> None:
+    tiny = Tiny(case, eps=1e-5)
+    a = save(tiny, "a")
+    scramble(a, tmp_path / "b", seed=1, observable=case.observable)
+    for name in "ab":
+        report = canonicalize(tmp_path / name, tmp_path / f"c{name}", gauge="pivoted", observable=case.observable)
+        assert verify(a, tmp_path / f"c{name}", observable=case.observable).largest < 1e-8
+    assert apart(tmp_path / "ca", tmp_path / "cb", tiny) < 1e-7
+    tensors = load_file(tmp_path / "ca" / "model.safetensors")
+    for _, _, attention, _ in tiny.spec.attentions():
+        values = attention.v.weight.read(tensors[attention.v.weight.name])
+        for head in values:
+            ones = ((head == 1).sum(0) == 1) & ((head == 0).sum(0) == head.shape[0] - 1)
+            assert int(ones.sum()) >= head.shape[0]
+    assert report.need_not_be_stored >= sum(a.kv_heads * a.head_dim**2 for _, _, a, _ in tiny.spec.attentions())
+
+
 def test_heads_only(save: Save, tmp_path: Path) -> None:
     tiny = Tiny(Case("llama", llama_like()), eps=1e-5)
     a = save(tiny, "a")

@@ -15,6 +15,7 @@ from gaugekit.symmetry.base import Symmetry, present
 from gaugekit.symmetry.constants import KeyConstant, ValueConstant
 from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
+from gaugekit.symmetry.pivoted import PivotedQueryKey, PivotedValueOutput
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, StreamOrder, WriterMean
 from gaugekit.symmetry.units import ActivationScale, ExpertOrder, GatedUnitScale, RouterConstant, UnitOrder
@@ -182,6 +183,8 @@ TURNS: tuple[type[Symmetry], ...] = (
     UnitOrder,
     ExpertOrder,
     HeadOrder,
+    PivotedValueOutput,
+    PivotedQueryKey,
 )
 
 

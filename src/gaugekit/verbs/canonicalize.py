@@ -12,6 +12,7 @@ from gaugekit.symmetry.constants import KeyConstant, ValueConstant
 from gaugekit.symmetry.heads import QKNormScale, QueryKey, ValueOutput
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
 from gaugekit.symmetry.orbit import Homeward
+from gaugekit.symmetry.pivoted import PivotedQueryKey, PivotedValueOutput
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, WriterMean
 from gaugekit.symmetry.units import RouterConstant
@@ -19,7 +20,7 @@ from gaugekit.verbs.inspect import TIE, Track, untracked
 from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
 
 Level = Literal["heads", "full"]
-Gauge = Literal["balanced", "folded"]
+Gauge = Literal["balanced", "pivoted", "folded"]
 
 HEADS = (ValueOutput, QueryKey, QKNormScale)
 FOLDED = (
@@ -52,7 +53,7 @@ class Ambiguity:
 @dataclass(frozen=True)
 class CanonicalizeReport:
     """What was brought to its representative, what could not be, and how large the plan is. `written` is false after a
-    dry run."""
+    dry run. `need_not_be_stored`: numbers that the pivoted gauge makes zero or one."""
 
     source: str
     out: str
@@ -66,6 +67,7 @@ class CanonicalizeReport:
     tensors: int
     bytes: int
     written: bool
+    need_not_be_stored: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,15 +89,19 @@ def canonicalize(
 ) -> CanonicalizeReport:
     """Write the representative of `reference`'s orbit to `out`; what it computes does not change.
 
-    `level` "heads" settles the bases of heads only, "full" everything that acts: norm weights become 1 and norm
-    biases 0, constants are gathered, frames and orders follow the token table, units and heads are balanced and
-    sorted. `gauge` "folded" settles norms and constants only: where every stream is read by LayerNorms whose weights
-    could be folded, the result computes the same with RMSNorms. c(g·θ) = c(θ) and c(c(θ)) = c(θ) to rounding, except
-    inside the blocks of `ambiguous`. Raises `GaugekitError`; nothing is left half-written.
+    `level` "heads" settles the bases of heads only, "full" everything that acts: norm weights become 1 and norm biases
+    0, constants are gathered, frames and orders follow the token table, units and heads are balanced and sorted.
+    `gauge` "balanced" makes the factors of each head as short as they can be; "pivoted" goes on from there and makes k
+    columns of the values and keys the identity; "folded" settles norms and constants only: where every stream is read
+    by LayerNorms whose weights could be folded, the result computes the same with RMSNorms.
+
+    c(g·θ) = c(θ) and c(c(θ)) = c(θ) to rounding, except inside the blocks of `ambiguous`. Raises `GaugekitError`;
+    nothing is left half-written.
     """
     model = opened(reference, observable, revision)
     acting, skipped = without_zeros(model, _chosen(model, level, gauge), Homeward.divisors)
-    path = Homeward(acting, model.load)
+    pivots = _pivots(acting) if gauge == "pivoted" else []
+    path = Homeward([*acting, *pivots], model.load)
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     fixed: dict[str, int] = {}
     for symmetry in acting:
@@ -121,14 +127,25 @@ def canonicalize(
         tensors=len(layout.changed),
         bytes=layout.total_bytes,
         written=not dry_run,
+        need_not_be_stored=sum(pivot.saved for pivot in pivots),
     )
 
 
 def _chosen(model: Opened, level: Level, gauge: Gauge) -> list[Symmetry]:
     kinds: tuple[type[Symmetry], ...] = FOLDED if gauge == "folded" else HEADS
-    if gauge == "balanced" and level == "full":
+    if gauge != "folded" and level == "full":
         return list(model.every)
     return [symmetry for symmetry in model.every if isinstance(symmetry, kinds)]
+
+
+def _pivots(acting: tuple[Symmetry, ...]) -> list[PivotedValueOutput | PivotedQueryKey]:
+    found: list[PivotedValueOutput | PivotedQueryKey] = []
+    for symmetry in acting:
+        if isinstance(symmetry, ValueOutput):
+            found.append(PivotedValueOutput(symmetry.where, symmetry.attention))
+        elif isinstance(symmetry, QueryKey):
+            found.append(PivotedQueryKey(symmetry.where, symmetry.attention))
+    return found
 
 
 def _ambiguities(model: Opened) -> list[Ambiguity]:

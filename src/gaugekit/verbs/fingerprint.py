@@ -1,4 +1,4 @@
-"""`fingerprint`: a small signature that no symmetry changes, so that descent can be checked without shipping weights."""
+"""`fingerprint`: a small signature that no symmetry changes: descent can be checked without shipping weights."""
 
 from __future__ import annotations
 
