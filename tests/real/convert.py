@@ -97,7 +97,7 @@ def tokens(source: str | Path) -> Tensor:
     return torch.tensor(tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics))).ids)
 
 
-def train(source: Path, out: Path, steps: int, text: Tensor, length: int = 128, rate: float = 1e-4) -> None:
+def train(source: Path, out: Path, steps: int, text: Tensor, length: int = 64, rate: float = 1e-4) -> None:
     """AdamW on one piece of text a step, all weights."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -110,7 +110,7 @@ def train(source: Path, out: Path, steps: int, text: Tensor, length: int = 128, 
         loss.backward()
         optimizer.step()
         if step % 10 == 0:
-            print(step, f"{float(loss):.3f}", flush=True)
+            print(step, f"{loss.item():.3f}", flush=True)
     model.save_pretrained(out)
 
 

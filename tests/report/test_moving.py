@@ -63,6 +63,7 @@ SAME_OUTPUT = VerifyReport(
     scale=1.0,
     mean_kl=1.2e-13,
     top1=1.0,
+    rounding=5e-04,
     tolerance=2e-3,
     equivalent=True,
     layer=None,
@@ -197,6 +198,13 @@ def test_a_frame_that_nobody_asked_for_is_not_mentioned(change: dict[str, Any]) 
     assert "frame" not in words(render_canonicalize(replace(CANONICAL, **change)))
 
 
+def test_the_pivoted_gauge_tells_what_need_not_be_stored() -> None:
+    text = words(render_canonicalize(replace(CANONICAL, gauge="pivoted", need_not_be_stored=1024)))
+    assert "1,024 numbers need not be stored" in text
+    assert "The frame stays as it is" in text
+    assert "need not be stored" not in words(render_canonicalize(CANONICAL))
+
+
 def test_a_dry_run_says_so() -> None:
     text = words(render_canonicalize(replace(CANONICAL, written=False)))
     assert "not written /models/tiny-c" in text
@@ -207,7 +215,8 @@ def test_a_dry_run_says_so() -> None:
 def test_verify_begins_with_the_verdict() -> None:
     text = words(verify.render(SAME_OUTPUT))
     assert text.startswith("equivalent log-probabilities differ by at most 7.7e-06, within the tolerance of 0.002 ")
-    assert "tolerance 0.002, what the rounding of weights stored in float32 explains" in text
+    assert "rounding 5.0e-04, as weights stored in float32 are rounded" in text
+    assert "tolerance 0.002, 4 times the effect of rounding, and at least 1e-08" in text
     assert "mean KL 1.2e-13 nats" in text
     assert "top-1 agreement 256 of 256 (100 %)" in text
     assert "first difference" not in text
@@ -221,7 +230,7 @@ def test_verify_of_hidden_states() -> None:
     hidden = replace(OTHER_OUTPUT, observable="hidden", mean_kl=None, top1=None, scale=2.5, layer=None, tolerance=0.01)
     text = words(verify.render(hidden))
     assert "largest difference 0.393 of their standard deviation 2.500" in text
-    assert "tolerance 0.01, as given; weights are stored in float32" in text
+    assert "tolerance 0.01, as given" in text
     assert "first difference in no layer: all states agree up to a turn of the stream" in text
     assert "KL" not in text and "top-1" not in text
     assert "in the embedding" in words(verify.render(replace(hidden, layer=0)))

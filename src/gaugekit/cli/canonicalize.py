@@ -11,7 +11,7 @@ from gaugekit.cli.options import Debug, Json, MaxShardSize, Model, Observable, O
 
 # As in the verb, see `gaugekit.cli.options`.
 Level = Literal["heads", "full"]
-Gauge = Literal["balanced", "folded"]
+Gauge = Literal["balanced", "pivoted", "folded"]
 
 
 def canonicalize(
@@ -22,7 +22,11 @@ def canonicalize(
     ] = "full",
     gauge: Annotated[
         Gauge,
-        typer.Option("--gauge", help="Balance and sort what acts, or only fold norms and constants into what reads."),
+        typer.Option(
+            "--gauge",
+            help="Balance and sort; then also make columns of values and keys the identity; or only fold norms and "
+            "constants into what reads them.",
+        ),
     ] = "balanced",
     observable: Observable = None,
     max_shard_size: MaxShardSize = "5GB",

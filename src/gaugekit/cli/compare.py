@@ -29,6 +29,7 @@ def compare(
 ) -> None:
     """Compare A and B modulo every symmetry of their architecture: same, related, or unrelated.
 
+    Either may be a fingerprint (a .json file), which stands for its model as far as spectra go.
     Exit code 0 whatever the verdict, and 2 if the two cannot be compared. Nothing is downloaded, and no code of a
     checkpoint is run.
     """

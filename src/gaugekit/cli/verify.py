@@ -28,7 +28,7 @@ def verify(
         typer.Option(
             "--tolerance",
             metavar="X",
-            show_default="what the stored dtype explains",
+            show_default="4 times the effect of rounding",
             help="Largest difference of the observable at which two models are equivalent.",
         ),
     ] = None,

@@ -59,11 +59,13 @@ def _canonicalize(report: CanonicalizeReport, outcome: VerifyReport | None) -> I
     done, change = ("settled", "changed") if report.written else ("would settle", "would change")
     tensors = f"{plural(report.tensors, 'tensor')} {change}"
     yield Text(f"{done} {_places(report.fixed)}; {tensors}; {size(report.bytes)} on disk", style="bold")
+    if report.gauge == "pivoted":
+        yield Text(f"{plural(report.need_not_be_stored, 'number')} need not be stored: they are zero or one")
     if not report.written:
         yield Text("dry run: nothing was written", style="bold")
     yield from _skipped(report.skipped)
     # At other levels the frame is nobody's to settle.
-    if report.blocked and (report.level, report.gauge) == ("full", "balanced"):
+    if report.blocked and report.level == "full" and report.gauge != "folded":
         yield heading("The frame stays as it is", "the stream cannot be turned freely")
         for reason in report.blocked:
             yield Text(plain(reason))

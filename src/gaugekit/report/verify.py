@@ -29,7 +29,7 @@ def lines(report: VerifyReport) -> Iterator[RenderableType]:
 def _why(report: VerifyReport) -> str:
     within = "at most {}, within" if report.equivalent else "up to {}, beyond"
     size = within.format(measure(report.largest))
-    return f"{OBSERVABLES[report.observable]} differ by {size} the tolerance of {report.tolerance:g}"
+    return f"{OBSERVABLES[report.observable]} differ by {size} the tolerance of {report.tolerance:.2g}"
 
 
 def _facts(report: VerifyReport) -> Iterator[tuple[str, str]]:
@@ -40,7 +40,8 @@ def _facts(report: VerifyReport) -> Iterator[tuple[str, str]]:
     # Hidden states and logits have a unit of their own; log-probabilities do not.
     unit = "" if report.observable == "logprobs" else f" of their standard deviation {measure(report.scale)}"
     yield "largest difference", measure(report.largest) + unit
-    yield "tolerance", f"{report.tolerance:g}, {_origin(report)}"
+    yield "rounding", f"{measure(report.rounding)}, as weights stored in {report.stored_in} are rounded"
+    yield "tolerance", f"{report.tolerance:.2g}, {_origin(report)}"
     if report.mean_kl is not None:
         yield "mean KL", f"{measure(report.mean_kl)} nats"
     if report.top1 is not None:
@@ -51,11 +52,11 @@ def _facts(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def _origin(report: VerifyReport) -> str:
-    from gaugekit.verbs.verify import TOLERANCE
+    from gaugekit.verbs.verify import FLOOR, ROUNDING_ROOM
 
-    if report.tolerance == TOLERANCE[report.stored_in]:
-        return f"what the rounding of weights stored in {report.stored_in} explains"
-    return f"as given; weights are stored in {report.stored_in}"
+    if report.tolerance == max(FLOOR, ROUNDING_ROOM * report.rounding):
+        return f"{ROUNDING_ROOM:g} times the effect of rounding, and at least {FLOOR:g}"
+    return "as given"
 
 
 def _first(report: VerifyReport) -> str:

@@ -21,14 +21,10 @@ from gaugekit.verbs.fingerprint import Fingerprint, fingerprint, read_fingerprin
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.kinds import difference, kind
 from gaugekit.verbs.matching import Pairing, match_heads, match_units, mlps, stream_turn
-from gaugekit.verbs.verify import coarsest, verify
+from gaugekit.verbs.verify import HALF_ULP, ROUNDING_ROOM, coarsest, verify
 
 Verdict = Literal["same", "related", "unrelated", "incomparable"]
 
-# Half a unit in the last place, relative.
-HALF_ULP = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-# Distances within this many times what rounding explains count as rounding.
-ROUNDING_ROOM = 4.0
 # Inner products cancel: distances below this are not resolved.
 RESOLUTION = 1e-6
 # Median cosine of matched head products from which two models are relatives. Independent ones stay below 0.2.
@@ -160,19 +156,24 @@ def _layers(
     observable = symmetries.observable
     ours, theirs = list(circuits(spec, observable)), list(circuits(other, observable))
     eps = (HALF_ULP[coarsest(a)], HALF_ULP[coarsest(b)])
-    rename = dict(zip(spec.tensors, other.tensors, strict=True)) if len(spec.tensors) == len(other.tensors) else {}
+    plain = list(mlps(spec, observable))
+    wirings = wire(spec, observable)
+    tables = {name: wiring.stream.tables[0].rows.name for name, wiring in wirings.items()}
+    others = [wiring.stream.tables[0].rows.name for wiring in wire(other, observable).values()]
+    # The same tensor may have another prefix in the other file, and beside it there may be other task heads: names are
+    # matched part by part.
+    rename = dict(zip(tables.values(), others, strict=True))
+    for mine, yours in (*zip(ours, theirs, strict=True), *zip(plain, mlps(other, observable), strict=True)):
+        rename.update(zip(mine.names, yours.names, strict=True))
 
     def pair(names: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        # The same tensor may have another prefix in the other file: both are declared in the same order.
-        return {n: a.load(n) for n in names}, {n: b.load(rename.get(n, n)) for n in names}
+        return {n: a.load(n) for n in names}, {n: b.load(rename[n]) for n in names}
 
     turns: dict[str, Tensor] = {}
     units: dict[tuple[str, int], Pairing] = {}
     if not fast:
-        for name, wiring in wire(spec, observable).items():
-            tables = pair((wiring.stream.tables[0].rows.name,))
-            turns[name] = stream_turn(wiring.stream, symmetries, wiring.place, *tables)
-        plain = list(mlps(spec, observable))
+        for name, wiring in wirings.items():
+            turns[name] = stream_turn(wiring.stream, symmetries, wiring.place, *pair((tables[name],)))
         for each in track(plain, len(plain), "hidden units"):
             units[each.stream, each.layer] = match_units(each, *pair(each.names), turns[each.stream], eps)
     rows = []

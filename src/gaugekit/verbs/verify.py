@@ -17,53 +17,27 @@ from gaugekit.symmetry import Observable, derive
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.running import Outputs, load_model, random_batch, run, token_batch
 
-# Largest difference of log-probabilities (or of hidden states over their scale) that rounding of stored weights in a
-# dtype explains, with room for a few layers of amplification.
-TOLERANCE = {"float64": 1e-8, "float32": 2e-3, "float16": 0.25, "bfloat16": 1.0}
+# Half a unit in the last place, relative: how far a stored weight may be from what it stands for.
+HALF_ULP = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Differences within this many times what rounding explains count as rounding, and so do these at any rate.
+ROUNDING_ROOM = 4.0
+FLOOR = 1e-8
 SMALL = 2_000_000_000  # parameters up to which the default is float64
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """How far two models' outputs are apart. `scale` is what hidden states and logits are measured by; 1 for
-    log-probabilities. `layer`: where they differ, the first layer whose states do (0: the embedding), judged by Gram
-    matrices of the centred states, which symmetries do not move."""
+    """How far two models' outputs are apart.
 
-    first: str
-    second: str
-    observable: Observable
-    computed_in: str
-    stored_in: str
-    tokens: int
-    largest: float
-    scale: float
-    mean_kl: float | None
-    top1: float | None
-    tolerance: float
-    equivalent: bool
-    layer: int | None
-    layers: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def verify(
-    first: str | PathLike[str],
-    second: str | PathLike[str],
-    *,
-    text: str | PathLike[str] | None = None,
-    observable: Observable | None = None,
-    dtype: Literal["auto", "float64", "float32"] = "auto",
-    tolerance: float | None = None,
-    length: int = 64,
-    rows: int = 4,
-    seed: int = 0,
-) -> VerifyReport:
+    `scale` is what hidden states and logits are measured by; 1 for log-probabilities. `rounding`: by how much the outputs
+    of the two move when their weights are rounded once more, at random, as their stored dtype rounds them: what a copy
+    that is equal but for rounding should differ by. `layer`: where they differ, the first layer whose states do (0: the
+    embedding), judged by Gram matrices of the centred states, which symmetries do not move.
     """Run both models on random inputs, and on `text` too, one model in memory at a time.
 
-    They are equivalent if the largest difference of the observable is within `tolerance` (by default what the coarser
-    of the two stored dtypes explains, see `TOLERANCE`). Raises `GaugekitError` if the two cannot be compared.
+    They are equivalent if the largest difference of the observable is within `tolerance`: by default four times what
+    rounding of the stored weights explains, which is measured, and at least 1e-8. Raises `GaugekitError` if the two
+    cannot be compared.
     """
     a, b = open_checkpoint(first), open_checkpoint(second)
     spec_a, spec_b = read_spec(a), read_spec(b)
@@ -76,19 +50,23 @@ def verify(
     batches = [random_batch(model, spec_a, length, rows, torch.Generator().manual_seed(seed))]
     if text is not None:
         batches.append({**batches[0], "input_ids": token_batch(a, Path(text), length, rows)})
-    ours = [run(model, spec_a, batch, observable) for batch in batches]
+    ours, again = both(model, spec_a, batches, observable, HALF_ULP[coarsest(a)])
+    x = torch.cat([out.observable for out in ours])
+    roundings = [(x - again).abs().max()]
     del model
     model = load_model(b, spec_b, getattr(torch, dtype))
-    theirs = [run(model, spec_b, batch, observable) for batch in batches]
+    theirs, again = both(model, spec_b, batches, observable, HALF_ULP[coarsest(b)])
+    y = torch.cat([out.observable for out in theirs])
+    roundings.append((y - again).abs().max())
     del model
-    x, y = (torch.cat([out.observable for out in outs]) for outs in (ours, theirs))
     difference = (x - y).abs()
     scale = 1.0 if observable == "logprobs" else max(float(x.std()), 1e-300)
     largest = float(difference.max()) / scale
     if not torch.isfinite(difference).all():
         culprit = second if torch.isfinite(x).all() else first
         raise GaugekitError(f"{culprit} gives NaN or infinite outputs: there is nothing to compare")
-    limit = TOLERANCE[stored] if tolerance is None else tolerance
+    rounding = float(max(roundings)) / scale
+    limit = max(FLOOR, ROUNDING_ROOM * rounding) if tolerance is None else tolerance
     # Behind the last norm of a decoder the states carry its weight, which a symmetry moves.
     layers = len(ours[0].layers) - (spec_a.main.final_norm is not None)
     mean_unseen = wire(spec_a, observable)[spec_a.main.name].mean_unseen
@@ -110,11 +88,26 @@ def verify(
         scale=scale,
         mean_kl=float((x.exp() * (x - y)).sum(-1).mean()) if probabilities else None,
         top1=float((x.argmax(-1) == y.argmax(-1)).double().mean()) if observable != "hidden" else None,
+        rounding=rounding,
         tolerance=limit,
         equivalent=equivalent,
         layer=None if equivalent else next((i for i, d in enumerate(apart) if d > limit), None),
         layers=apart,
     )
+
+
+def both(
+    model: Any, spec: Spec, batches: list[dict[str, Tensor]], observable: Observable, half_ulp: float
+) -> tuple[list[Outputs], Tensor]:
+    """What a model gives, and its observable once more after every weight has been rounded again at random. The model
+    is spoilt after this."""
+    plain = [run(model, spec, batch, observable) for batch in batches]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            step = torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype).mul_(2).sub_(1)
+            parameter.mul_(step.mul_(half_ulp).add_(1))
+    return plain, torch.cat([run(model, spec, batch, observable).observable for batch in batches])
 
 
 def relative_gram(x: Tensor, y: Tensor, mean_unseen: bool) -> Tensor:
@@ -139,7 +132,7 @@ def coarsest(*checkpoints: Checkpoint) -> str:
         for checkpoint in checkpoints
         for header in checkpoint.headers.values()
     }
-    return max(stored, key=list(TOLERANCE).index)
+    return max(stored, key=list(HALF_ULP).index)
 
 
 def _comparable(a: Checkpoint, spec_a: Spec, b: Checkpoint, spec_b: Spec) -> None:
