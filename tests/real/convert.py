@@ -7,10 +7,13 @@ a directory with noise, after an int8 round trip, after training, or of its conf
     python tests/real/convert.py bfloat16 DIRECTORY OUT
     python tests/real/convert.py train DIRECTORY OUT STEPS FILE   the GGUF has the tokenizer
     python tests/real/convert.py random DIRECTORY OUT
+    python tests/real/convert.py bert DIRECTORY OUT               a bare pickle of BERT weights
+    python tests/real/convert.py sceptr DIRECTORY OUT             a SCEPTR encoder in the layout of BERT
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,7 +27,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, LlamaConfig
 
 from gaugekit.checkpoint import open_checkpoint
 
@@ -120,6 +123,69 @@ def random(source: Path, out: Path) -> None:
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32).save_pretrained(out)
 
 
+def bert(source: Path, out: Path) -> None:
+    """A BERT as `transformers` 2 wrote it: weights as a bare pickle, no model type in the config."""
+    out.mkdir(parents=True, exist_ok=True)
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw.pop("num_labels", None)  # of the task head
+    (out / "config.json").write_text(json.dumps(raw | {"model_type": "bert"}), encoding="utf-8")
+    weights = torch.load(source / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    tensors = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def sceptr(source: Path, out: Path) -> None:
+    """The encoder of a SCEPTR model in the layout of BERT. Its layers are torch's post-norm encoder layers with ReLU:
+    those of BERT, tensor by tensor. Its embedding is linear in one-hot tokens, relative position and compartment, so
+    the tables are exact, but for the position, which BERT counts otherwise; its embedding has no LayerNorm, so that of
+    the copy is a placeholder. Task heads are left out.
+    """
+    weights = torch.load(source / "state_dict.pt", map_location="cpu", weights_only=True)
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))["model"]["self_attention_stack"]["initargs"]
+    width, positions = raw["d_model"], 101
+    projector = weights["_self_attention_stack._initial_projector.weight"]
+    one_hot = weights["_token_embedder._token_embedding._token_embeddings"]
+    compartments = weights["_token_embedder._compartment_embedding._token_embeddings"]
+    kinds = one_hot.shape[1]
+    stem = "_self_attention_stack._standard_stack._self_attention_stack.layers"
+    tensors = {
+        "embeddings.word_embeddings.weight": one_hot @ projector[:, :kinds].mT,
+        "embeddings.position_embeddings.weight": torch.linspace(0, 1, positions).outer(projector[:, kinds]),
+        "embeddings.token_type_embeddings.weight": compartments @ projector[:, kinds + 1 :].mT,
+        "embeddings.LayerNorm.weight": torch.ones(width),
+        "embeddings.LayerNorm.bias": torch.zeros(width),
+    }
+    names = {
+        "self_attn.out_proj": "attention.output.dense",
+        "norm1": "attention.output.LayerNorm",
+        "linear1": "intermediate.dense",
+        "linear2": "output.dense",
+        "norm2": "output.LayerNorm",
+    }
+    for layer in range(raw["num_layers"]):
+        for end in ("weight", "bias"):
+            fused = weights[f"{stem}.{layer}.self_attn.in_proj_{end}"].chunk(3)
+            for name, part in zip(("query", "key", "value"), fused, strict=True):
+                tensors[f"encoder.layer.{layer}.attention.self.{name}.{end}"] = part
+            for theirs, name in names.items():
+                tensors[f"encoder.layer.{layer}.{name}.{end}"] = weights[f"{stem}.{layer}.{theirs}.{end}"]
+    BertConfig(
+        vocab_size=one_hot.shape[0],
+        hidden_size=width,
+        num_hidden_layers=raw["num_layers"],
+        num_attention_heads=raw["nhead"],
+        intermediate_size=weights[f"{stem}.0.linear1.bias"].shape[0],
+        hidden_act="relu",
+        max_position_embeddings=positions,
+        type_vocab_size=compartments.shape[0],
+        layer_norm_eps=1e-5,
+        pad_token_id=0,
+        architectures=["BertModel"],
+    ).save_pretrained(out)
+    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
 def main(what: str, source: str, out: str, *rest: str) -> None:
     match what:
         case "gguf":
@@ -134,6 +200,10 @@ def main(what: str, source: str, out: str, *rest: str) -> None:
             train(Path(source), Path(out), int(rest[0]), tokens(rest[1]))
         case "random":
             random(Path(source), Path(out))
+        case "bert":
+            bert(Path(source), Path(out))
+        case "sceptr":
+            sceptr(Path(source), Path(out))
         case _:
             sys.exit(__doc__)
 

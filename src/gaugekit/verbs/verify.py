@@ -29,10 +29,44 @@ SMALL = 2_000_000_000  # parameters up to which the default is float64
 class VerifyReport:
     """How far two models' outputs are apart.
 
-    `scale` is what hidden states and logits are measured by; 1 for log-probabilities. `rounding`: by how much the outputs
-    of the two move when their weights are rounded once more, at random, as their stored dtype rounds them: what a copy
-    that is equal but for rounding should differ by. `layer`: where they differ, the first layer whose states do (0: the
-    embedding), judged by Gram matrices of the centred states, which symmetries do not move.
+    `scale` is what hidden states and logits are measured by; 1 for log-probabilities. `rounding`: by how much the
+    outputs of the two move when their weights are rounded once more, at random, as their stored dtype rounds them: what
+    a copy that is equal but for rounding should differ by. `layer`: where they differ, the first layer whose states do
+    (0: the embedding), judged by Gram matrices of the centred states, which symmetries do not move.
+    """
+
+    first: str
+    second: str
+    observable: Observable
+    computed_in: str
+    stored_in: str
+    tokens: int
+    largest: float
+    scale: float
+    mean_kl: float | None
+    top1: float | None
+    rounding: float
+    tolerance: float
+    equivalent: bool
+    layer: int | None
+    layers: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(
+    first: str | PathLike[str],
+    second: str | PathLike[str],
+    *,
+    text: str | PathLike[str] | None = None,
+    observable: Observable | None = None,
+    dtype: Literal["auto", "float64", "float32"] = "auto",
+    tolerance: float | None = None,
+    length: int = 64,
+    rows: int = 4,
+    seed: int = 0,
+) -> VerifyReport:
     """Run both models on random inputs, and on `text` too, one model in memory at a time.
 
     They are equivalent if the largest difference of the observable is within `tolerance`: by default four times what
