@@ -12,11 +12,20 @@ import torch
 from gaugekit.errors import GaugekitError
 from gaugekit.symmetry import Observable
 from gaugekit.symmetry.base import Part
+from gaugekit.symmetry.norms import NormScale
 from gaugekit.symmetry.orbit import Step, Walk
+from gaugekit.symmetry.stream import Frame
+from gaugekit.symmetry.units import ActivationScale
 from gaugekit.verbs.inspect import Track, untracked
-from gaugekit.verbs.rewriting import Skipped, carry_out, opened, prepare, without_zeros
+from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, opened, prepare, without_zeros
 
 PARTS: tuple[Part, ...] = get_args(Part)
+# Where the rules may have said why a part is trivial.
+BLOCKABLE: dict[Part, tuple[str, ...]] = {
+    "units": (ActivationScale.name,),
+    "norms": (NormScale.name,),
+    "frame": (Frame.name,),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ def scramble(
     model = opened(reference, observable, revision)
     chosen = [s for s in model.every if only is None or s.part in only]
     acting, skipped = without_zeros(model, chosen, lambda symmetry: symmetry.divisors)
+    if not acting:
+        raise GaugekitError(f"{reference}: nothing to move: {_why_not(model, only, skipped)}")
     generator = torch.Generator().manual_seed(seed)
     path = Walk([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
@@ -86,3 +97,11 @@ def scramble(
         len(layout.changed),
         skipped,
     )
+
+
+def _why_not(model: Opened, only: Collection[Part] | None, skipped: tuple[Skipped, ...]) -> str:
+    """The reasons why a part of the group is trivial for this model."""
+    asked = {part: BLOCKABLE.get(part, ()) for part in only or PARTS}
+    reasons = [f"{b.symmetry}: {b.reason}" for b in model.symmetries.blocked if b.symmetry in sum(asked.values(), ())]
+    reasons += [f"{s.symmetry}: {s.reason}" for s in skipped]
+    return "; ".join(dict.fromkeys(reasons)) or f"{model.spec.family} has no symmetry of the kind {', '.join(asked)}"
