@@ -7,22 +7,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gaugekit.errors import CheckpointError, GaugekitError, UnsupportedArchitecture, UnsupportedObservable
+    from gaugekit.verbs.canonicalize import CanonicalizeReport, canonicalize
+    from gaugekit.verbs.compare import CompareReport, compare
+    from gaugekit.verbs.fingerprint import Fingerprint, fingerprint
     from gaugekit.verbs.inspect import InspectReport, inspect
+    from gaugekit.verbs.scramble import ScrambleReport, scramble
+    from gaugekit.verbs.verify import VerifyReport, verify
 
 __all__ = [
+    "CanonicalizeReport",
     "CheckpointError",
+    "CompareReport",
+    "Fingerprint",
     "GaugekitError",
     "InspectReport",
+    "ScrambleReport",
     "UnsupportedArchitecture",
     "UnsupportedObservable",
+    "VerifyReport",
+    "canonicalize",
+    "compare",
+    "fingerprint",
     "inspect",
+    "scramble",
+    "verify",
 ]
-
-_HOME = {"InspectReport": "gaugekit.verbs.inspect", "inspect": "gaugekit.verbs.inspect"}
 
 
 def __getattr__(name: str) -> Any:
     # Verbs import torch, which takes seconds; `gaugekit --help` and the errors do without.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "gaugekit.errors")), name)
+    verb = name.removesuffix("Report").lower()
+    home = "gaugekit.errors" if name[0].isupper() and not name.endswith("Report") else f"gaugekit.verbs.{verb}"
+    return getattr(import_module("gaugekit.verbs.fingerprint" if name == "Fingerprint" else home), name)

@@ -163,7 +163,7 @@ def test_a_zero_norm_weight_is_skipped_by_name(save: Save, tmp_path: Path) -> No
     canonical = canonicalize(a, tmp_path / "c")
     for report, out in ((scrambled, "b"), (canonical, "c")):
         assert {s.symmetry for s in report.skipped} >= {"residual frame", "reader kernel"}
-        assert all(f"{name} has 1 zero entries" in s.reason for s in report.skipped)
+        assert all(f"{name} has a zero entry" in s.reason for s in report.skipped)
         assert verify(a, tmp_path / out).equivalent
 
 

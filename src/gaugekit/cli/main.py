@@ -12,6 +12,7 @@ from typer.main import get_command
 from gaugekit.cli.canonicalize import canonicalize
 from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
 from gaugekit.cli.compare import compare
+from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
 from gaugekit.cli.scramble import scramble
 from gaugekit.cli.verify import verify
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint):
     app.command(epilog=EXIT_CODES)(command)
 
 

@@ -13,6 +13,7 @@ from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import CheckpointError, UnsupportedArchitecture
 from gaugekit.models import families
 from gaugekit.models.gguf import from_gguf
+from gaugekit.models.quiet import quiet
 from gaugekit.models.source import Source
 from gaugekit.models.spec import Spec, Stream
 
@@ -123,7 +124,8 @@ def parse_config(family: Family, raw: dict[str, Any]) -> Any:
 
     kwargs = {key: value for key, value in raw.items() if key != "model_type"}
     try:
-        return AutoConfig.for_model(raw["model_type"], **kwargs)
+        with quiet():
+            return AutoConfig.for_model(raw["model_type"], **kwargs)
     except (TypeError, ValueError, KeyError, ZeroDivisionError, AttributeError, StrictDataclassError) as error:
         line = " ".join(str(error).split())
         raise CheckpointError(f"config of {family.name} cannot be read: {line}") from error

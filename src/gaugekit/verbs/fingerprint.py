@@ -18,6 +18,9 @@ from gaugekit.models import read_spec
 from gaugekit.symmetry import Observable, circuits, derive
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.kinds import kind
+from gaugekit.verbs.loading import load_finite
+from gaugekit.verbs.matching import spectral_rounding
+from gaugekit.verbs.verify import HALF_ULP, coarsest
 
 FORMAT = "gaugekit fingerprint 1"
 # Numbers that fit into 100 kB of JSON at seven characters each, with room for the rest.
@@ -27,13 +30,15 @@ BUDGET = 12_000
 @dataclass(frozen=True)
 class AttentionPrint:
     """One attention: quantiles of the log spectra of G_QK and G_VO, one row a key/value head (heads in falling order of
-    their first entry), or one row for all heads where there are too many."""
+    their first entry), or one row for all heads where there are too many. `rounding`: by how much rounding of the
+    stored weights moves a spectrum, relative."""
 
     stream: str
     layer: int
     attention: str
     qk: tuple[tuple[float, ...], ...]
     vo: tuple[tuple[float, ...], ...]
+    rounding: float
 
 
 @dataclass(frozen=True)
@@ -68,26 +73,25 @@ def fingerprint(
     checkpoint = open_checkpoint(reference, revision)
     spec = read_spec(checkpoint)
     observable = derive(spec, observable).observable
+    stored = coarsest(checkpoint)
     every = list(circuits(spec, observable))
     heads = sum(2 * each.attention.kv_heads for each in every)
     pooled = heads * 4 > BUDGET
     points = min(64, BUDGET // (2 * len(every) if pooled else heads))
     rows = []
     for each in track(every, len(every), "spectra"):
-        tensors = {name: checkpoint.load(name) for name in each.names}
+        tensors = {name: load_finite(checkpoint, name) for name in each.names}
         spectra = (product_spectrum(*each.query_key(tensors)), product_spectrum(*each.value_output(tensors)))
-        if not all(torch.isfinite(s).all() for s in spectra):
-            raise CheckpointError(f"{checkpoint.path}: layer {each.layer} holds NaN or infinite numbers")
         qk, vo = (signature(s, points, pooled) for s in spectra)
-        rows.append(AttentionPrint(each.stream, each.layer, "cross" if each.attention.memory else "self", qk, vo))
-    from gaugekit.verbs.verify import coarsest
-
+        attention = "cross" if each.attention.memory else "self"
+        rounding = spectral_rounding(each, tensors, HALF_ULP[stored])
+        rows.append(AttentionPrint(each.stream, each.layer, attention, qk, vo, rounding))
     return Fingerprint(
         FORMAT,
         spec.family,
         observable,
         spec.parameters,
-        coarsest(checkpoint),
+        stored,
         kind(spec, observable),
         points,
         pooled,
@@ -119,9 +123,7 @@ def read_fingerprint(path: str | PathLike[str]) -> Fingerprint | None:
         raise CheckpointError(f"{file}: is not a {FORMAT}: make one with `gaugekit fingerprint MODEL`")
     try:
         attentions = tuple(
-            AttentionPrint(
-                row["stream"], row["layer"], row["attention"], *(tuple(map(tuple, row[name])) for name in ("qk", "vo"))
-            )
+            AttentionPrint(**{**row, "qk": tuple(map(tuple, row["qk"])), "vo": tuple(map(tuple, row["vo"]))})
             for row in raw["attentions"]
         )
         return Fingerprint(**{**raw, "attentions": attentions})

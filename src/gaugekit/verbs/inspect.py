@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from gaugekit.checkpoint import PART, Checkpoint, open_checkpoint
+from gaugekit.checkpoint import Checkpoint, open_checkpoint
 from gaugekit.errors import CheckpointError
 from gaugekit.linalg import (
     balance_defect,
@@ -22,6 +22,7 @@ from gaugekit.linalg import (
 )
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Blocked, Circuits, Observable, Symmetries, Symmetry, circuits, derive, power
+from gaugekit.verbs.loading import load_finite, require_finite
 
 T = TypeVar("T")
 Track = Callable[[Iterable[T], int, str], Iterable[T]]
@@ -208,31 +209,21 @@ class _Reader:
         self._dtype = None if dtype == "stored" else getattr(torch, dtype)
 
     def __call__(self, name: str) -> Tensor:
-        tensor = self.checkpoint.load(name)
-        if name not in self.checked:
-            self._check(name, tensor.reshape(-1).split(PART))
+        tensor = load_finite(self.checkpoint, name)
+        self.checked.add(name)
         return tensor.to(device=self._device, dtype=self._dtype or tensor.dtype)
 
     def check(self, name: str) -> None:
         """Look a tensor through without holding all of it."""
         if name not in self.checked:
-            self._check(name, self.checkpoint.parts(name))
+            for part in self.checkpoint.parts(name):
+                require_finite(name, part)
+            self.checked.add(name)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal, without holding all of either."""
         parts = zip(self.checkpoint.parts(first), self.checkpoint.parts(second), strict=True)
         return all(torch.equal(a, b) for a, b in parts)
-
-    def _check(self, name: str, parts: Iterable[Tensor]) -> None:
-        for part in parts:
-            if not part.is_floating_point():
-                raise CheckpointError(
-                    f"tensor {name} holds {str(part.dtype).removeprefix('torch.')} numbers: the checkpoint is "
-                    "quantised; inspect the unquantised one, or use --no-spectra"
-                )
-            if not torch.isfinite(part).all():
-                raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the checkpoint is damaged")
-        self.checked.add(name)
 
 
 def _head_rows(each: Circuits, reader: _Reader) -> Iterator[HeadRow]:

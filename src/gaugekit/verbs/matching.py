@@ -143,6 +143,23 @@ def rounding_error(w: Tensor, z: Tensor, per_group: int, eps: float) -> Tensor:
     return (2 * rows.sum(-1) / 3).sqrt() * eps
 
 
+def spectral_rounding(each: Circuits, tensors: Tensors, eps: float) -> float:
+    """By how much rounding of the stored weights moves a spectrum, ‖δs‖/‖s‖, the larger of the two circuits' medians.
+
+    A singular value moves by uᵀ δG v. Rounding errors lie in no direction in particular, so of ‖δG‖² each of the k
+    values takes a share of 1/(k d), and all of them together 1/d.
+    """
+    queries, keys = each.queries_keys(tensors)
+    values, outputs = each.values_outputs(tensors)
+    per_group = each.attention.heads // each.attention.kv_heads
+    largest = 0.0
+    for w, z in ((queries, keys), (outputs, values)):
+        size = inner_products(w, z, w, z, per_group, diagonal=True).clamp_min(1e-300).sqrt()
+        relative = rounding_error(w, z, per_group, eps) / size
+        largest = max(largest, float(relative.median()) / w.shape[-1] ** 0.5)
+    return largest
+
+
 def pair_groups(score: Tensor, kv_heads: int) -> Tensor:
     """The query head of theirs for each of ours: groups paired as wholes, and heads within a pair of groups."""
     h = score.shape[0]

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugekit.checkpoint import PART, Checkpoint, open_checkpoint
+from gaugekit.checkpoint import Checkpoint, open_checkpoint
 from gaugekit.checkpoint.writer import Plan, plan, write
-from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec, read_spec
 from gaugekit.models.view import View
 from gaugekit.symmetry import Observable, Symmetries, Symmetry, derive
 from gaugekit.symmetry.orbit import Path, pieces
 from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.loading import load_finite
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,7 @@ class Opened:
 
     def load(self, name: str) -> Tensor:
         """One tensor, refused if it is not finite."""
-        tensor = self.checkpoint.load(name)
-        if not all(torch.isfinite(part).all() for part in tensor.reshape(-1).split(PART)):
-            raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the checkpoint is damaged")
-        return tensor
+        return load_finite(self.checkpoint, name)
 
 
 def opened(reference: str | PathLike[str], observable: Observable | None, revision: str | None = None) -> Opened:
@@ -68,7 +65,8 @@ def without_zeros(
             if view not in zeros:
                 zeros[view] = int((view.read(model.load(view.name).double()) == 0).sum())
             if zeros[view]:
-                reason = f"{view.name} has {zeros[view]} zero entries, which have no inverse"
+                many = "a zero entry, which has" if zeros[view] == 1 else f"{zeros[view]} zero entries, which have"
+                reason = f"{view.name} has {many} no inverse"
                 skipped.append(Skipped(symmetry.name, symmetry.where, reason))
                 break
         else:

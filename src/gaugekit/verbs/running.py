@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import CheckpointError
-from gaugekit.models import Spec
+from gaugekit.models import Spec, quiet
 from gaugekit.models.spec import MoE
 from gaugekit.symmetry import Observable
 
@@ -41,22 +39,6 @@ class Outputs:
 
     observable: Tensor
     layers: tuple[Tensor, ...]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """`transformers` reports loading on stderr; here that is our own business."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def load_model(checkpoint: Checkpoint, spec: Spec, dtype: torch.dtype) -> Any:

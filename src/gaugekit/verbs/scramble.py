@@ -36,6 +36,7 @@ class ScrambleReport:
     out: str
     seed: int
     condition: float
+    only: tuple[str, ...] | None
     observable: Observable
     moved: dict[str, int]
     tensors: int
@@ -68,8 +69,8 @@ def scramble(
     unknown = sorted(set(only or ()) - set(PARTS))
     if unknown:
         raise GaugekitError(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
-    if not condition >= 1:
-        raise GaugekitError(f"condition {condition} is not a condition number: it must be at least 1")
+    if not 1 <= condition < 1e12:
+        raise GaugekitError(f"condition {condition} is out of range: it must be at least 1 and below 1e12")
     model = opened(reference, observable, revision)
     chosen = [s for s in model.every if only is None or s.part in only]
     acting, skipped = without_zeros(model, chosen, lambda symmetry: symmetry.divisors)
@@ -92,6 +93,7 @@ def scramble(
         str(layout.out),
         seed,
         condition,
+        None if only is None else tuple(only),
         model.symmetries.observable,
         moved,
         len(layout.changed),

@@ -103,6 +103,8 @@ def verify(
     limit = max(FLOOR, ROUNDING_ROOM * rounding) if tolerance is None else tolerance
     # Behind the last norm of a decoder the states carry its weight, which a symmetry moves.
     layers = len(ours[0].layers) - (spec_a.main.final_norm is not None)
+    if len(spec_a.main.blocks) != len(spec_b.main.blocks):
+        layers = 0  # there is no telling which layer of one answers to which of the other
     mean_unseen = wire(spec_a, observable)[spec_a.main.name].mean_unseen
 
     def states(outputs: list[Outputs], layer: int) -> Tensor:
@@ -175,5 +177,7 @@ def _comparable(a: Checkpoint, spec_a: Spec, b: Checkpoint, spec_b: Spec) -> Non
     rows_a, rows_b = (
         [table.rows.shape[0] for table in spec.main.tables if table.name == "tokens"] for spec in (spec_a, spec_b)
     )
+    if spec_a.main.width != spec_b.main.width and spec_a.main.head is None:
+        raise GaugekitError(f"{a.path} and {b.path} have hidden states of different widths")
     if rows_a != rows_b:
         raise GaugekitError(f"{a.path} and {b.path} have vocabularies of different sizes: they take different inputs")

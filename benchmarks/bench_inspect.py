@@ -1,6 +1,6 @@
 """Memory and time of `gaugekit inspect`, each against the plain way, every side in a process of its own.
 
-    python benchmarks/inspect.py [MODEL]
+    python benchmarks/bench_inspect.py [MODEL]
 
 1. Peak memory of `inspect` on MODEL (a checkpoint directory or GGUF) against reading all of its tensors into memory,
    which is what tools that work on a state dict begin with. Both are measured on top of the same imports.

@@ -1,9 +1,9 @@
 """Time and peak memory of `gaugekit canonicalize` against a plain copy, and against TransformerLens for folding.
 
-    python benchmarks/canonicalize.py MODEL
+    python benchmarks/bench_canonicalize.py MODEL
 
-MODEL is a directory in the Hugging Face layout. Every side runs in a process of its own, on top of the same imports. The
-plain copy reads each tensor and writes it again with safetensors, which is the least that any rewriting tool does.
+MODEL is a directory in the Hugging Face layout. Every side runs in a process of its own, on top of the same imports.
+The plain copy reads each tensor and writes it again with safetensors, which is the least that any rewriting tool does.
 TransformerLens (if installed) loads the model and folds norms and centres weights in memory; it writes nothing.
 """
 

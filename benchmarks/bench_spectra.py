@@ -1,6 +1,6 @@
 """Seconds per head for the singular values of G = Bᵀ A, from the factors and from the formed matrix.
 
-    python benchmarks/spectra.py [--heads 32 --d-model 4096 --head-dim 128 --skip-dense]
+    python benchmarks/bench_spectra.py [--heads 32 --d-model 4096 --head-dim 128 --skip-dense]
 
 All methods run in this process on the same float32 factors A, B (heads, r, d), random, with rows whose size
 falls from 1 to 1 / --condition, mixed by a rotation. Quick ones are timed after a warm-up, as the median over
