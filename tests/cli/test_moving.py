@@ -125,7 +125,7 @@ def test_canonicalize_verify_can_fail(run: Run, saved: Path, tmp_path: Path, mon
 
 
 JSON_KEYS = {
-    "scramble": ["source", "out", "seed", "condition", "observable", "moved", "tensors", "skipped"],
+    "scramble": ["source", "out", "seed", "condition", "only", "observable", "moved", "tensors", "skipped"],
     "canonicalize": [
         "source",
         "out",
@@ -300,7 +300,7 @@ def test_a_zero_norm_weight_is_told(run: Run, checkpoint: Path, tmp_path: Path) 
     edited(checkpoint, lambda tensors: tensors["model.norm.weight"][3].fill_(0))
     result = run("scramble", checkpoint, tmp_path / "out", "--seed", 1)
     assert result.code == 0
-    assert "Skipped" in result.out and "model.norm.weight has 1 zero" in result.out
+    assert "Skipped" in result.out and "model.norm.weight has a zero" in result.out
     assert run("verify", checkpoint, tmp_path / "out").code == 0
 
 

@@ -31,6 +31,7 @@ SCRAMBLED = ScrambleReport(
     out="/models/tiny-s [bold]",
     seed=7,
     condition=10.0,
+    only=None,
     observable="logprobs",
     moved={"value-output basis": 2, "norm weight": 1205},
     tensors=21,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from statistics import median
 from typing import Any, Literal
@@ -15,13 +15,23 @@ from torch import Tensor
 from gaugekit.checkpoint import Checkpoint, open_checkpoint
 from gaugekit.linalg import product_spectrum
 from gaugekit.models import Spec, read_spec
-from gaugekit.symmetry import Observable, Symmetries, circuits, derive
+from gaugekit.models.spec import Norm
+from gaugekit.symmetry import Circuits, Observable, Symmetries, circuits, derive
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.fingerprint import Fingerprint, fingerprint, read_fingerprint
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.kinds import difference, kind
 from gaugekit.verbs.loading import load_finite
-from gaugekit.verbs.matching import Pairing, match_heads, match_units, mlps, spectral_rounding, stream_turn
+from gaugekit.verbs.matching import (
+    Pairing,
+    Units,
+    match_heads,
+    match_units,
+    mlps,
+    read,
+    spectral_rounding,
+    stream_turn,
+)
 from gaugekit.verbs.verify import HALF_ULP, ROUNDING_ROOM, coarsest, verify
 
 Verdict = Literal["same", "related", "unrelated", "incomparable"]
@@ -109,7 +119,8 @@ def compare(
     distances = [max(x for x in (row.qk, row.vo, row.mlp) if x is not None) for row in layers]
     roundings = [row.rounding or 0.0 for row in layers]
     cosine = median(row.cosine or 0.0 for row in layers)
-    within = all(d <= max(RESOLUTION, ROUNDING_ROOM * r) for d, r in zip(distances, roundings, strict=True))
+    equal = [d <= max(RESOLUTION, ROUNDING_ROOM * r) for d, r in zip(distances, roundings, strict=True)]
+    within = all(equal)
     largest = None
     if within:
         outcome = verify(first, second, observable=observable)
@@ -119,6 +130,8 @@ def compare(
         verdict, reason = "same", "one orbit: the heads and units agree within rounding, and so do the outputs"
     elif cosine >= KINSHIP:
         verdict, reason = "related", f"matched heads are alike (median cosine {cosine:.3f}), but not equal"
+        if any(equal):  # a fine-tune of the last layers only has a median distance of zero
+            reason += f"; {sum(equal)} of {len(equal)} layers agree within rounding"
     else:
         verdict, reason = "unrelated", f"matched heads are not alike (median cosine {cosine:.3f})"
     return CompareReport(
@@ -181,7 +194,9 @@ def _layers(
         for name, wiring in wirings.items():
             turns[name] = stream_turn(wiring.stream, symmetries, wiring.place, *pair((tables[name],)))
         for each in track(plain, len(plain), "hidden units"):
-            units[each.stream, each.layer] = match_units(each, *pair(each.names), turns[each.stream], eps)
+            both = pair(each.names)
+            coarse = _coarser(eps, *(_excess_of_units(each, t) for t in both))
+            units[each.stream, each.layer] = match_units(each, *both, turns[each.stream], coarse)
     rows = []
     for each, _ in track(list(zip(ours, theirs, strict=True)), len(ours), "heads"):
         mine, yours = pair(each.names)
@@ -192,7 +207,8 @@ def _layers(
             rounding = sum(spectral_rounding(each, t, e) for t, e in zip((mine, yours), eps, strict=True))
             rows.append(LayerDistance(each.stream, each.layer, attention, qk, vo, rounding=rounding))
             continue
-        found = match_heads(each, mine, yours, turns, eps)
+        coarse = _coarser(eps, *(_excess_of_heads(each, t) for t in (mine, yours)))
+        found = match_heads(each, mine, yours, turns, coarse)
         unit = units.get((each.stream, each.layer)) if attention == "self" else None
         rows.append(
             LayerDistance(
@@ -204,11 +220,52 @@ def _layers(
                 _median(found["qk"], lambda p: p.distance),
                 _median(found["vo"], lambda p: p.distance),
                 None if unit is None else unit.distance,
-                max(_median(found[name], lambda p: p.rounding) for name in ("qk", "vo")),
+                max(
+                    *(_median(found[name], lambda p: p.rounding) for name in ("qk", "vo")),
+                    0.0 if unit is None else unit.rounding,
+                ),
                 min(_median(found[name], lambda p: p.cosine) for name in ("qk", "vo")),
             )
         )
     return tuple(rows)
+
+
+def _coarser(eps: tuple[float, float], *excess: float) -> tuple[float, float]:
+    first, second = (e * x for e, x in zip(eps, excess, strict=True))
+    return first, second
+
+
+def _excess_of_heads(each: Circuits, tensors: dict[str, Tensor]) -> float:
+    """By how much more the stored weights of an attention are rounded than what LayerNorms see of them would be.
+
+    Means that no LayerNorm sees are stored all the same, and a weight is rounded relative to all of itself: in a BERT
+    with weights of 0.03, scrambled with means of 1, distances are 12 times what rounding of the seen part explains.
+    """
+    stored = replace(each, query_norm=_keeping_means(each.query_norm), key_norm=_keeping_means(each.key_norm))
+    stored = replace(stored, mean_unseen=False)
+    ratios = []
+    for factors in (Circuits.queries_keys, Circuits.values_outputs):
+        pairs = zip(factors(stored, tensors), factors(each, tensors), strict=True)
+        squares = [float(whole.square().sum() / seen.square().sum().clamp_min(1e-300)) for whole, seen in pairs]
+        ratios.append((sum(squares) / 2) ** 0.5)
+    return max(ratios)
+
+
+def _excess_of_units(each: Units, tensors: dict[str, Tensor]) -> float:
+    """The same of an MLP."""
+    squares = []
+    for linear in (each.mlp.up, each.mlp.gate):
+        if linear is not None:
+            whole, seen = (read(tensors, linear, norm) for norm in (_keeping_means(each.norm), each.norm))
+            squares.append(float(whole.square().sum() / seen.square().sum().clamp_min(1e-300)))
+    down = each.mlp.down.weight.read(tensors[each.mlp.down.weight.name]).double()
+    seen = down - down.mean(-1, keepdim=True) if each.mean_unseen else down
+    squares.append(float(down.square().sum() / seen.square().sum().clamp_min(1e-300)))
+    return (sum(squares) / len(squares)) ** 0.5
+
+
+def _keeping_means(norm: Norm | None) -> Norm | None:
+    return None if norm is None else replace(norm, kind="rms")
 
 
 def _median(pairings: list[Pairing], of: Callable[[Pairing], float]) -> float:
