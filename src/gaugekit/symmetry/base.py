@@ -157,6 +157,10 @@ class Discrete(Symmetry):
     def dimension(self) -> int:
         return 0
 
+    @abstractmethod
+    def keys(self, edit: Edit) -> Tensor:
+        """What the representative is sorted by: where two keys agree to rounding, so do the two orders."""
+
     def element(self, coordinates: Tensor) -> Tensor:
         raise TypeError(f"{self.name} is discrete: it has random elements, but no coordinates")
 

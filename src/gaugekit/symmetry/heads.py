@@ -344,10 +344,13 @@ class HeadOrder(Discrete):
         query heads within a group by that of their outputs, falling."""
         a = self.attention
         per_group = a.heads // a.kv_heads
-        groups = (edit[a.v.weight] ** 2).sum((1, 2)).argsort(descending=True)
+        groups = self.keys(edit).argsort(descending=True)
         sizes = (edit[a.o.weight] ** 2).sum((1, 2)).reshape(a.kv_heads, per_group)
         within = sizes.argsort(dim=1, descending=True)
         return (groups.unsqueeze(-1) * per_group + within[groups]).reshape(-1)
+
+    def keys(self, edit: Edit) -> Tensor:
+        return (edit[self.attention.v.weight] ** 2).sum((1, 2))
 
     def move(self, edit: Edit, element: Tensor) -> None:
         a = self.attention

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gaugekit.models.spec import MLP, Attention, Branch, Norm, Spec
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Symmetry, present
+from gaugekit.symmetry.base import Discrete, Symmetry, present
 from gaugekit.symmetry.constants import KeyConstant, ValueConstant
 from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
@@ -126,10 +126,16 @@ class Walk(Path):
 
 class Homeward(Path):
     """The path to the representative: each element is found when its turn comes, from weights that all earlier steps
-    have moved. An element that acts on several pieces is found once and kept."""
+    have moved. An element that acts on several pieces is found once and kept.
 
-    def __init__(self, symmetries: Sequence[Symmetry], load: Load) -> None:
+    `ties` are filled on the way: how many neighbours in a sorted order are nearer than `resolution` (relative), so that
+    another model of the orbit may have them the other way round.
+    """
+
+    def __init__(self, symmetries: Sequence[Symmetry], load: Load, resolution: float = 0.0) -> None:
         super().__init__(sorted(symmetries, key=turn))
+        self.ties: dict[tuple[str, str], int] = {}
+        self._resolution = resolution
         self._kept: dict[int, Tensor] = {}
         # What turns or orders the whole stream is decided by a table of tokens, which no other piece should wait for.
         for symmetry in self.symmetries:
@@ -153,7 +159,16 @@ class Homeward(Path):
         if number in self._kept:
             return self._kept[number]
         symmetry = self.symmetries[number]
-        element = symmetry.fix(Edit(tensors))
+        edit = Edit(tensors)
+        element = symmetry.fix(edit)
+        if isinstance(symmetry, Discrete):
+            keys = symmetry.keys(edit)
+            keys = (
+                (keys.abs() if isinstance(symmetry, StreamOrder) and symmetry.signs == "each" else keys).sort().values
+            )
+            near = int((keys.diff() <= self._resolution * keys.abs().amax()).sum())
+            if near:
+                self.ties[symmetry.name, symmetry.where] = near
         if not all(name in tensors for name in symmetry.touches):
             self._kept[number] = element
         return element

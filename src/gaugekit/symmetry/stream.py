@@ -211,8 +211,7 @@ class StreamOrder(Discrete):
     def fix(self, edit: Edit) -> Tensor:
         """Coordinates in the order of their products with a fixed vector over the first table's rows, which signs make
         positive as far as there are any."""
-        rows = edit[self.odd[0]].reshape(-1, self.odd[0].shape[-1])
-        keys = probe(len(rows)) @ rows
+        keys = self.keys(edit)
         if self.signs == "each":
             order = keys.abs().argsort(descending=True)
             signs = torch.where(keys[order] < 0, -1.0, 1.0)
@@ -221,6 +220,10 @@ class StreamOrder(Discrete):
             order = (common * keys).argsort(descending=True)
             signs = torch.full_like(keys, common)
         return torch.stack([order.to(keys.dtype), signs.to(keys.dtype)])
+
+    def keys(self, edit: Edit) -> Tensor:
+        rows = edit[self.odd[0]].reshape(-1, self.odd[0].shape[-1])
+        return probe(len(rows)) @ rows
 
     def move(self, edit: Edit, element: Tensor) -> None:
         order, signs = element[0].long(), element[1]

@@ -144,10 +144,13 @@ class UnitOrder(Discrete):
 
     def fix(self, edit: Edit) -> Tensor:
         """Units by the sum of squares of their weights, falling."""
+        return self.keys(edit).argsort(descending=True)
+
+    def keys(self, edit: Edit) -> Tensor:
         size = (edit[self.mlp.up.weight] ** 2).sum(-1) + (edit[self.mlp.down.weight] ** 2).sum(-1)
         if self.mlp.gate is not None:
             size = size + (edit[self.mlp.gate.weight] ** 2).sum(-1)
-        return size.argsort(descending=True)
+        return size
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in dict.fromkeys(self.views):
@@ -176,8 +179,11 @@ class ExpertOrder(Discrete):
 
     def fix(self, edit: Edit) -> Tensor:
         """Experts by the product of their router rows with a fixed vector, falling: lengths tie where there are two."""
+        return self.keys(edit).argsort(descending=True)
+
+    def keys(self, edit: Edit) -> Tensor:
         rows = edit[self.moe.router.weight]
-        return (rows @ probe(rows.shape[-1])).argsort(descending=True)
+        return rows @ probe(rows.shape[-1])
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view in present(self.moe.router.weight, self.moe.router.bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from gaugekit.linalg import degenerate_blocks, product_spectrum
@@ -18,9 +19,13 @@ from gaugekit.symmetry.stream import Frame, WriterMean
 from gaugekit.symmetry.units import RouterConstant
 from gaugekit.verbs.inspect import TIE, Track, untracked
 from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
+from gaugekit.verbs.verify import HALF_ULP, VerifyReport, coarsest
 
 Level = Literal["heads", "full"]
 Gauge = Literal["balanced", "pivoted", "folded"]
+
+# Keys are sums over a row or a head: rounding of its entries moves them by about this many half units.
+TIE_ROOM = 4.0
 
 HEADS = (ValueOutput, QueryKey, QKNormScale)
 FOLDED = (
@@ -51,9 +56,18 @@ class Ambiguity:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """Neighbours in a sorted order that rounding of the stored weights may exchange."""
+
+    symmetry: str
+    where: str
+    pairs: int
+
+
+@dataclass(frozen=True)
 class CanonicalizeReport:
     """What was brought to its representative, what could not be, and how large the plan is. `written` is false after a
-    dry run. `need_not_be_stored`: numbers that the pivoted gauge makes zero or one."""
+    dry run. `ties` are known once the model has been moved. `need_not_be_stored`: numbers that the pivoted gauge makes zero or one."""
 
     source: str
     out: str
@@ -68,6 +82,7 @@ class CanonicalizeReport:
     bytes: int
     written: bool
     need_not_be_stored: int = 0
+    ties: tuple[Tie, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,7 +116,7 @@ def canonicalize(
     model = opened(reference, observable, revision)
     acting, skipped = without_zeros(model, _chosen(model, level, gauge), Homeward.divisors)
     pivots = _pivots(acting) if gauge == "pivoted" else []
-    path = Homeward([*acting, *pivots], model.load)
+    path = Homeward([*acting, *pivots], model.load, TIE_ROOM * HALF_ULP[coarsest(model.checkpoint)])
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     fixed: dict[str, int] = {}
     for symmetry in acting:
@@ -128,7 +143,20 @@ def canonicalize(
         bytes=layout.total_bytes,
         written=not dry_run,
         need_not_be_stored=sum(pivot.saved for pivot in pivots),
+        ties=tuple(Tie(name, where, pairs) for (name, where), pairs in path.ties.items()),
     )
+
+
+def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
+    """Write into the card of a result how far it was measured to be from its source."""
+    card = Path(out) / "README.md"
+    line = (
+        f"\nMeasured against `{Path(outcome.first).name}` by `gaugekit verify`: largest difference of {outcome.observable} "
+        f"{outcome.largest:.1e}, where rounding of {outcome.stored_in} explains {outcome.rounding:.1e}.\n"
+    )
+    beside = card.with_name(".README.md.partial")
+    beside.write_text(card.read_text(encoding="utf-8") + line, encoding="utf-8")
+    beside.replace(card)
 
 
 def _chosen(model: Opened, level: Level, gauge: Gauge) -> list[Symmetry]:

@@ -41,7 +41,7 @@ RESOLUTION = 1e-6
 # Median cosine of matched head products from which two models are relatives. Independent ones stay below 0.2.
 KINSHIP = 0.5
 # Median distance of spectra below which two models may be relatives.
-NEAR = 0.05
+NEAR = 0.1
 # Fingerprints hold logarithms to four digits.
 PRINTED = 1e-4
 
