@@ -140,6 +140,7 @@ JSON_KEYS = {
         "bytes",
         "written",
         "need_not_be_stored",
+        "ties",
         "verify",
     ],
     "verify": [

@@ -66,9 +66,11 @@ def canonicalize(
             )
         outcome = None
         if check:
+            from gaugekit.verbs.canonicalize import record_drift
             from gaugekit.verbs.verify import verify
 
             outcome = verify(report.source, report.out, observable=observable)
+            record_drift(report.out, outcome)
         if as_json:
             emit_json({**report.to_dict(), "verify": None if outcome is None else outcome.to_dict()})
         else:

@@ -71,6 +71,10 @@ def _canonicalize(report: CanonicalizeReport, outcome: VerifyReport | None) -> I
             yield Text(plain(reason))
     if report.ambiguous:
         yield from _ambiguous(report)
+    if report.ties:
+        pairs = plural(sum(tie.pairs for tie in report.ties), "pair")
+        places = plural(len(report.ties), "place")
+        yield Text(f"{pairs} of neighbours in sorted orders ({places}) are so near that rounding may exchange them")
     if outcome is not None:
         yield heading("Verified", "both models were run")
         yield from lines(outcome)

@@ -163,9 +163,8 @@ class Homeward(Path):
         element = symmetry.fix(edit)
         if isinstance(symmetry, Discrete):
             keys = symmetry.keys(edit)
-            keys = (
-                (keys.abs() if isinstance(symmetry, StreamOrder) and symmetry.signs == "each" else keys).sort().values
-            )
+            signless = isinstance(symmetry, StreamOrder) and symmetry.signs == "each"
+            keys = (keys.abs() if signless else keys).sort().values
             near = int((keys.diff() <= self._resolution * keys.abs().amax()).sum())
             if near:
                 self.ties[symmetry.name, symmetry.where] = near

@@ -66,8 +66,11 @@ class Tie:
 
 @dataclass(frozen=True)
 class CanonicalizeReport:
-    """What was brought to its representative, what could not be, and how large the plan is. `written` is false after a
-    dry run. `ties` are known once the model has been moved. `need_not_be_stored`: numbers that the pivoted gauge makes zero or one."""
+    """What was brought to its representative, what could not be, and how large the plan is.
+
+    `written` is false after a dry run. `ties` are known once the model has been moved. `need_not_be_stored`: numbers
+    that the pivoted gauge makes zero or one.
+    """
 
     source: str
     out: str
@@ -151,11 +154,12 @@ def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
     """Write into the card of a result how far it was measured to be from its source."""
     card = Path(out) / "README.md"
     line = (
-        f"\nMeasured against `{Path(outcome.first).name}` by `gaugekit verify`: largest difference of {outcome.observable} "
-        f"{outcome.largest:.1e}, where rounding of {outcome.stored_in} explains {outcome.rounding:.1e}.\n"
+        f"Measured by `gaugekit verify`: the {outcome.observable} of the two differ by at most {outcome.largest:.1e}, "
+        f"where rounding of {outcome.stored_in} weights explains {outcome.rounding:.1e}.\n"
     )
+    ours, end, rest = card.read_text(encoding="utf-8").partition(f"observable {outcome.observable}.\n")
     beside = card.with_name(".README.md.partial")
-    beside.write_text(card.read_text(encoding="utf-8") + line, encoding="utf-8")
+    beside.write_text(ours + end + line + rest, encoding="utf-8")
     beside.replace(card)
 
 
