@@ -35,11 +35,17 @@ class Circuits:
     def names(self) -> tuple[str, ...]:
         """Names of the disk tensors that the factors need."""
         a = self.attention
-        views = [a.q.weight, a.k.weight, a.v.weight, a.o.weight]
-        views += [norm.weight for norm in (self.query_norm, self.key_norm) if norm is not None]
+        views = [a.q.weight, a.k.weight, a.v.weight, a.o.weight, *self.small]
+        return tuple(dict.fromkeys(view.name for view in views))
+
+    @property
+    def small(self) -> tuple[View, ...]:
+        """The weights of norms and LayerScale among them."""
+        a = self.attention
+        views = [norm.weight for norm in (self.query_norm, self.key_norm) if norm is not None]
         views += [] if a.qk_norm is None else [a.qk_norm.q, a.qk_norm.k]
         views += [] if self.output_scale is None else [self.output_scale]
-        return tuple(dict.fromkeys(view.name for view in views))
+        return tuple(views)
 
     def query_key(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """A (g, k, h/g · d): the queries of a group side by side; B (g, k, d_source): its keys."""

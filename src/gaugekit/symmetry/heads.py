@@ -133,15 +133,17 @@ class ValueOutput(Symmetry):
         edit.update(a.o.weight, lambda weight: dual @ weight)
 
 
-def place_complex(matrices: Tensor, first: list[int], second: list[int], block: Tensor) -> None:
-    """Write complex (..., n, n) blocks into real (..., k, k) matrices that act on pairs (x_first, x_second)."""
+def place_complex(matrices: Tensor, first: list[int] | Tensor, second: list[int] | Tensor, block: Tensor) -> None:
+    """Write complex (..., n, n) blocks into real (..., k, k) matrices that act on pairs (x_first, x_second). The pairs
+    of one block are (n,), those of several (blocks, n), with blocks (..., blocks, n, n)."""
+    one, other = torch.as_tensor(first), torch.as_tensor(second)
     for rows, columns, value in (
-        (first, first, block.real),
-        (second, second, block.real),
-        (first, second, -block.imag),
-        (second, first, block.imag),
+        (one, one, block.real),
+        (other, other, block.real),
+        (one, other, -block.imag),
+        (other, one, block.imag),
     ):
-        matrices[..., torch.tensor(rows).unsqueeze(-1), torch.tensor(columns)] = value
+        matrices[..., rows.unsqueeze(-1), columns.unsqueeze(-2)] = value
 
 
 @dataclass(frozen=True)
@@ -241,8 +243,9 @@ class QueryKey(Symmetry):
         functional = probe(weights.shape[-1])
         element = torch.zeros(2, a.kv_heads, a.head_dim, a.head_dim, dtype=queries.dtype)
         turning, still = self.blocks
-        for pairs in turning:
-            first, second = (list(side) for side in zip(*pairs, strict=True))
+        for size in {len(pairs) for pairs in turning}:  # all blocks of one size at once
+            alike = torch.tensor([pairs for pairs in turning if len(pairs) == size])
+            first, second = alike.unbind(-1)
             q, k, w = (torch.complex(x[:, first], x[:, second]) for x in (queries, keys, weights))
             s, t = balance(q, k)
             place_complex(element, first, second, phased(s, t, (t @ w) @ functional.to(w.dtype)))

@@ -183,13 +183,15 @@ def _pivots(acting: tuple[Symmetry, ...]) -> list[PivotedValueOutput | PivotedQu
 def _ambiguities(model: Opened) -> list[Ambiguity]:
     found = []
     for each in circuits(model.spec, model.symmetries.observable):
-        tensors = {name: model.load(name) for name in each.names}
-        for circuit, factors in (("qk", each.query_key(tensors)), ("vo", each.value_output(tensors))):
-            if circuit == "qk" and each.attention.qk_norm is not None:
-                continue
-            if circuit == "qk" and each.attention.rotary is not None:
-                continue  # settled pair by pair, where one complex row has nothing to be confused with
-            for head, spectrum in enumerate(product_spectrum(*factors)):
+        a = each.attention
+        parts = {"vo": (each.value_output, (a.v, a.o))}
+        if a.qk_norm is None and a.rotary is None:
+            # Elsewhere settled pair by pair, where one complex row has nothing to be confused with.
+            parts["qk"] = (each.query_key, (a.q, a.k))
+        norms = [view.name for view in each.small]
+        for circuit, (factors, linears) in parts.items():
+            tensors = {name: model.load(name) for name in {*norms, *(linear.weight.name for linear in linears)}}
+            for head, spectrum in enumerate(product_spectrum(*factors(tensors))):
                 for first, size in degenerate_blocks(spectrum, TIE):
                     found.append(Ambiguity(each.stream, each.layer, head, circuit, first, size))
     return found
