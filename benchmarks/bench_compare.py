@@ -3,9 +3,9 @@
     python benchmarks/bench_compare.py [--layers 32] [--folder DIR]
 
 Needs 9 GB of disk at 32 layers: attention weights are random bfloat16, the rest are holes in sparse files, since
-spectra do not read them. The other side loads both state dicts into memory first, as tools without lazy reading do, and then
-computes the same spectra; it is measured on fewer layers and its memory scaled, since two copies of 7B do not fit
-everywhere.
+spectra do not read them. The other side loads both state dicts into memory first, as tools without lazy reading do,
+and then computes the same spectra; it is measured on fewer layers and its memory scaled, since two copies of 7B do not
+fit everywhere.
 """
 
 from __future__ import annotations

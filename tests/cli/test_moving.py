@@ -141,6 +141,8 @@ JSON_KEYS = {
         "written",
         "need_not_be_stored",
         "ties",
+        "layer_norms",
+        "not_rms",
         "verify",
     ],
     "verify": [

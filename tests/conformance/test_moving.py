@@ -217,6 +217,42 @@ def test_pivoted_heads_store_an_identity(case: Case, save: Save, tmp_path: Path)
     assert report.need_not_be_stored >= sum(a.kv_heads * a.head_dim**2 for _, _, a, _ in tiny.spec.attentions())
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_layer_norms_become_rms_norms(parallel: bool, save: Save, tmp_path: Path) -> None:
+    tiny = Tiny(Case("gpt_neox", neox_like(vocab_size=30, use_parallel_residual=parallel)), eps=1e-2)
+    report = canonicalize(save(tiny, "a"), tmp_path / "b", gauge="folded")
+    assert report.rms
+    tensors = load_file(tmp_path / "b" / "model.safetensors")
+    before = tiny.observe(tiny.theta)
+
+    def rms(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _: torch.Tensor) -> torch.Tensor:
+        (x,) = inputs
+        return x * (x.pow(2).mean(-1, keepdim=True) + module.eps).rsqrt() * module.weight + module.bias
+
+    norms = [module for module in tiny.model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert report.layer_norms == len(norms) == 5
+    for module in norms:
+        module.register_forward_hook(rms)
+    assert float((tiny.observe(tiny.theta) - before).abs().max()) > 1e-3, "on the source an RMSNorm is something else"
+    assert float((tiny.observe(tiny.flat(tensors, tiny.theta)) - before).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gpt2", "the table transformer.wte.weight is also the unembedding and cannot be centred"),
+        ("bert", "norms after the sums read outputs of other norms"),
+        ("bloom", "the norm on the embedding writes a mean"),
+        ("whisper", "reaches the stream through a nonlinearity"),
+    ],
+)
+def test_why_layer_norms_stay(model_type: str, reason: str, save: Save, tmp_path: Path) -> None:
+    case = next(case for case in EACH if case.model_type == model_type)
+    report = canonicalize(save(Tiny(case), "a"), tmp_path / "b", gauge="folded", observable=case.observable)
+    assert not report.rms
+    assert any(reason in each for each in report.not_rms), report.not_rms
+
+
 def test_heads_only(save: Save, tmp_path: Path) -> None:
     tiny = Tiny(Case("llama", llama_like()), eps=1e-5)
     a = save(tiny, "a")

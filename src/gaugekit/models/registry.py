@@ -24,7 +24,7 @@ HARMLESS = re.compile(
     r"|early_stopping|encoder_stride|exponential_decay_length_penalty|finetuning_task|forced_.*"
     r"|gradient_checkpointing|id2label|init_std|initializer_(factor|range)|is_encoder_decoder|label2id"
     r"|(length|repetition)_penalty|(max|min)_length|model_type|no_repeat_ngram_size|encoder_no_repeat_ngram_size"
-    r"|num_beam_groups|num_beams|num_return_sequences|output_.*|prefix|pretraining_tp|problem_type"
+    r"|num_beam_groups|num_beams|num_labels|num_return_sequences|output_.*|prefix|pretraining_tp|problem_type"
     r"|remove_invalid_values|return_dict(_in_generate)?|router_aux_loss_coef|sep_token_id|suppress_tokens"
     r"|task_specific_params|temperature|tf_legacy_loss|tie_encoder_decoder|tokenizer_class|top_[kp]"
     r"|torch_dtype|torchscript|transformers(\.js|_js)?_(version|config)|typical_p|unsloth_.*|use_bfloat16|use_cache"

@@ -71,6 +71,12 @@ def _canonicalize(report: CanonicalizeReport, outcome: VerifyReport | None) -> I
             yield Text(plain(reason))
     if report.ambiguous:
         yield from _ambiguous(report)
+    if report.layer_norms and report.rms:
+        yield Text("LayerNorms are RMSNorms now: put RMSNorms with the same weights, biases and eps in their place")
+    elif report.layer_norms and report.gauge == "folded":
+        yield heading("LayerNorms stay LayerNorms", "the mean they remove is not zero everywhere")
+        for reason in report.not_rms:
+            yield Text(plain(reason))
     if report.ties:
         pairs = plural(sum(tie.pairs for tie in report.ties), "pair")
         places = plural(len(report.ties), "place")

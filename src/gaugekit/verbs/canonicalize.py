@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -17,6 +18,7 @@ from gaugekit.symmetry.pivoted import PivotedQueryKey, PivotedValueOutput
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, WriterMean
 from gaugekit.symmetry.units import RouterConstant
+from gaugekit.symmetry.wiring import output
 from gaugekit.verbs.inspect import TIE, Track, untracked
 from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
 from gaugekit.verbs.verify import HALF_ULP, VerifyReport, coarsest
@@ -69,7 +71,8 @@ class CanonicalizeReport:
     """What was brought to its representative, what could not be, and how large the plan is.
 
     `written` is false after a dry run. `ties` are known once the model has been moved. `need_not_be_stored`: numbers
-    that the pivoted gauge makes zero or one.
+    that the pivoted gauge makes zero or one. `layer_norms`: how many the model has; `not_rms`: why they are not
+    RMSNorms on the result, empty where they are (the mean that a LayerNorm removes is then zero, eps included).
     """
 
     source: str
@@ -86,6 +89,13 @@ class CanonicalizeReport:
     written: bool
     need_not_be_stored: int = 0
     ties: tuple[Tie, ...] = ()
+    layer_norms: int = 0
+    not_rms: tuple[str, ...] = ()
+
+    @property
+    def rms(self) -> bool:
+        """Whether every LayerNorm of the result computes what an RMSNorm with its weight, bias and eps does."""
+        return self.layer_norms > 0 and not self.not_rms
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -146,8 +156,33 @@ def canonicalize(
         bytes=layout.total_bytes,
         written=not dry_run,
         need_not_be_stored=sum(pivot.saved for pivot in pivots),
+        layer_norms=sum(norm.kind == "layer" for norm in model.spec.norms()),
+        not_rms=tuple(dict.fromkeys(_means_left(model, acting))),
         ties=tuple(Tie(name, where, pairs) for (name, where), pairs in path.ties.items()),
     )
+
+
+def _means_left(model: Opened, acting: tuple[Symmetry, ...]) -> Iterator[str]:
+    """Why the mean that LayerNorms remove is not zero on the result."""
+    settled = {symmetry.rows.name for symmetry in acting if isinstance(symmetry, WriterMean)}
+    if not settled:
+        yield "what is written to the streams was not centred: that is part of --level full and of --gauge folded"
+        return
+    for stream in model.spec.streams:
+        if stream.embed_norm is not None:
+            yield "the norm on the embedding writes a mean that cannot be removed"
+        for table in stream.tables:
+            if table.rows.name not in settled:
+                tied = stream.head is not None and stream.head.tied and table.rows == stream.head.linear.weight
+                why = "is also the unembedding" if tied else "reaches the stream through a nonlinearity"
+                yield f"the table {table.rows.name} {why} and cannot be centred"
+        for block in stream.blocks:
+            for branch in block.branches:
+                if branch.norm_sum is not None:
+                    yield "norms after the sums read outputs of other norms, whose mean cannot be removed"
+                for linear in output(branch.body):
+                    if branch.norm_sum is None and branch.norm_out is None and linear.weight.name not in settled:
+                        yield f"{linear.weight.name} could not be centred"
 
 
 def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
