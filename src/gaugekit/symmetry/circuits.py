@@ -61,8 +61,8 @@ class Circuits:
         """(h, k, d) and (g, k, d_source). At distance zero where positions are rotary, and before the norm where
         queries and keys are normed (its weights folded in)."""
         a = self.attention
-        queries = _read(tensors, a.q, self.query_norm)
-        keys = _read(tensors, a.k, self.key_norm)
+        queries = folded(tensors, a.q, self.query_norm)
+        keys = folded(tensors, a.k, self.key_norm)
         if a.qk_norm is not None:
             queries = queries * a.qk_norm.q.read(tensors[a.qk_norm.q.name]).double().unsqueeze(-1)
             keys = keys * a.qk_norm.k.read(tensors[a.qk_norm.k.name]).double().unsqueeze(-1)
@@ -76,7 +76,7 @@ class Circuits:
             out = out * self.output_scale.read(tensors[self.output_scale.name]).double()
         if self.mean_unseen:
             out = out - out.mean(-1, keepdim=True)
-        return _read(tensors, a.v, self.key_norm), out
+        return folded(tensors, a.v, self.key_norm), out
 
     def _side_by_side(self, heads: Tensor) -> Tensor:
         """(h, k, d) → (g, k, h/g · d)."""
@@ -102,8 +102,9 @@ def circuits(spec: Spec, observable: Observable) -> Iterator[Circuits]:
                 yield Circuits(wiring.stream.name, layer, body, own, other, scale, unseen)
 
 
-def _read(tensors: Mapping[str, Tensor], linear: Linear, norm: Norm | None) -> Tensor:
-    """W Γ, and W Γ P behind a LayerNorm, in float64."""
+def folded(tensors: Mapping[str, Tensor], linear: Linear, norm: Norm | None) -> Tensor:
+    """W Γ, and W Γ P behind a LayerNorm, in float64: what a reader does with the normalized state, whatever the norm's
+    weight and bias are."""
     weight = linear.weight.read(tensors[linear.weight.name]).double()
     if norm is not None:
         weight = weight * norm.weight.read(tensors[norm.weight.name]).double()

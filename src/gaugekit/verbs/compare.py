@@ -17,6 +17,7 @@ from gaugekit.linalg import product_spectrum
 from gaugekit.models import Spec, read_spec
 from gaugekit.models.spec import Norm
 from gaugekit.symmetry import Circuits, Observable, Symmetries, circuits, derive
+from gaugekit.symmetry.circuits import folded
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.fingerprint import Fingerprint, fingerprint, read_fingerprint
 from gaugekit.verbs.inspect import Track, untracked
@@ -28,7 +29,6 @@ from gaugekit.verbs.matching import (
     match_heads,
     match_units,
     mlps,
-    read,
     spectral_rounding,
     stream_turn,
 )
@@ -258,7 +258,7 @@ def _excess_of_units(each: Units, tensors: dict[str, Tensor]) -> float:
     squares = []
     for linear in (each.mlp.up, each.mlp.gate):
         if linear is not None:
-            whole, seen = (read(tensors, linear, norm) for norm in (_keeping_means(each.norm), each.norm))
+            whole, seen = (folded(tensors, linear, norm) for norm in (_keeping_means(each.norm), each.norm))
             squares.append(float(whole.square().sum() / seen.square().sum().clamp_min(1e-300)))
     down = each.mlp.down.weight.read(tensors[each.mlp.down.weight.name]).double()
     seen = down - down.mean(-1, keepdim=True) if each.mean_unseen else down

@@ -17,9 +17,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gaugekit.models.parts import ACTIVATIONS
-from gaugekit.models.spec import MLP, Linear, Norm, Spec, Stream
+from gaugekit.models.spec import MLP, Norm, Spec, Stream
 from gaugekit.models.view import View
 from gaugekit.symmetry import Circuits, Observable, Symmetries
+from gaugekit.symmetry.circuits import folded
 from gaugekit.symmetry.stream import Frame, StreamOrder
 from gaugekit.symmetry.wiring import wire
 
@@ -203,7 +204,7 @@ def match_units(units: Units, ours: Tensors, theirs: Tensors, turn: Tensor, eps:
     mlp = units.mlp
     parts = []
     for tensors, turned in ((ours, False), (theirs, True)):
-        up, gate = (None if x is None else read(tensors, x, units.norm) for x in (mlp.up, mlp.gate))
+        up, gate = (None if x is None else folded(tensors, x, units.norm) for x in (mlp.up, mlp.gate))
         down = mlp.down.weight.read(tensors[mlp.down.weight.name]).double()
         assert up is not None
         if units.scale is not None:
@@ -274,16 +275,6 @@ def pair_units(score: Tensor) -> Tensor:
         else:
             order[left] = free_index  # too many to tell apart: these layers are not related, and will say so
     return order
-
-
-def read(tensors: Tensors, linear: Linear, norm: Norm | None) -> Tensor:
-    """W Γ, and W Γ P behind a LayerNorm, (rows, d)."""
-    weight = linear.weight.read(tensors[linear.weight.name]).double()
-    if norm is not None:
-        weight = weight * norm.weight.read(tensors[norm.weight.name]).double()
-        if norm.kind == "layer":
-            weight = weight - weight.mean(-1, keepdim=True)
-    return weight
 
 
 def mlps(spec: Spec, observable: Observable) -> Iterator[Units]:
