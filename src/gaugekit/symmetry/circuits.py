@@ -96,8 +96,7 @@ def circuits(spec: Spec, observable: Observable) -> Iterator[Circuits]:
                     continue
                 own = wiring.sources[layer, number]
                 other = own if body.memory is None else wirings[body.memory].stream.final_norm
-                norm = branch.norm_out or branch.norm_sum
-                unseen = norm.kind == "layer" if norm is not None else wiring.mean_unseen
+                unseen = wiring.loses_mean(branch)
                 scale = branch.scale if branch.norm_out is None else None
                 yield Circuits(wiring.stream.name, layer, body, own, other, scale, unseen)
 

@@ -157,18 +157,15 @@ class _Rules:
         if body.memory:
             source = self.wirings[body.memory].stream.final_norm
         query, key, value = Reader(body.q, own), Reader(body.k, source), Reader(body.v, source)
-        self._constants(wiring, block, branch, key, value, where)
-        free = {type(s) for s in self.found if s.where == where}
-        out = body.heads // body.kv_heads * (body.o.weight.shape[-1] - self._mean_unseen(wiring, branch))
-        shown = value.show(ValueConstant in free)
-        loose = any(
-            isinstance(s, ValueConstant) and s.where == where and s.sink is None and s.dimension for s in self.found
-        )
+        key_constant, value_constant = self._constants(wiring, block, branch, key, value, where)
+        out = body.heads // body.kv_heads * (body.o.weight.shape[-1] - wiring.loses_mean(branch))
+        shown = value.show(value_constant is not None)
+        loose = value_constant is not None and value_constant.sink is None and value_constant.dimension > 0
         self.add(ValueOutput(where, body, spare(body.head_dim, out, shown), value if loose else None))
         if body.qk_norm is None:
             still = len(still_dimensions(body.rotary, body.head_dim))
             many = body.heads // body.kv_heads * query.show(False)
-            self.add(QueryKey(where, body, spare(still, key.show(KeyConstant in free), many)))
+            self.add(QueryKey(where, body, spare(still, key.show(key_constant is not None), many)))
             if body.rotary is not None:
                 self.block(QueryKey, "rotary positions leave only what commutes with the turns, not GL(k)", where)
         else:
@@ -183,9 +180,13 @@ class _Rules:
         elif body.heads > 1:
             self.add(HeadOrder(where, body))
 
-    def _constants(self, wiring: Wiring, block: Block, branch: Branch, key: Reader, value: Reader, where: str) -> None:
+    def _constants(
+        self, wiring: Wiring, block: Block, branch: Branch, key: Reader, value: Reader, where: str
+    ) -> tuple[KeyConstant | None, ValueConstant | None]:
+        """Note the constants of keys and values that are free, and return them."""
         body = branch.body
         assert isinstance(body, Attention)
+        key_constant = value_constant = None
         still = still_dimensions(body.rotary, body.head_dim)
         if body.qk_norm is not None:
             self.block(KeyConstant, "keys are normed", where)
@@ -196,16 +197,14 @@ class _Rules:
         elif not key.shiftable:
             self.block(KeyConstant, "keys have no bias", where)
         else:
-            self.add(KeyConstant(where, body, key))
+            key_constant = KeyConstant(where, body, key)
+            self.add(key_constant)
         if value.shiftable:
-            self.add(self._value_constant(wiring, block, branch, value, where))
+            value_constant = self._value_constant(wiring, block, branch, value, where)
+            self.add(value_constant)
         else:
             self.block(ValueConstant, "values have no bias", where)
-
-    def _mean_unseen(self, wiring: Wiring, branch: Branch) -> bool:
-        """Whether the mean of what a branch writes is lost: by the norm behind it, or by all readers of the stream."""
-        norm = branch.norm_out or branch.norm_sum
-        return norm.kind == "layer" if norm is not None else wiring.mean_unseen
+        return key_constant, value_constant
 
     def _value_constant(self, wiring: Wiring, block: Block, branch: Branch, value: Reader, where: str) -> ValueConstant:
         body = branch.body
@@ -217,7 +216,7 @@ class _Rules:
                     sink, scales = output_bias(other), (branch.scale, other.scale)
         if sink is None:
             self.block(ValueConstant, "the output projection has no bias", where)
-        return ValueConstant(where, body, value, sink, self._mean_unseen(wiring, branch), scales)
+        return ValueConstant(where, body, value, sink, wiring.loses_mean(branch), scales)
 
     def _units(self, body: MLP | MoE, at: str) -> None:
         if isinstance(body, MoE):
@@ -244,7 +243,7 @@ class _Rules:
         if branch.scale is not None and branch.norm_out is None:
             for linear in output(branch.body):
                 self.add(LayerScale(where, branch.scale, linear))
-        if self._mean_unseen(wiring, branch):
+        if wiring.loses_mean(branch):
             scale = None if branch.norm_out is not None else branch.scale
             for linear in output(branch.body):
                 self.add(WriterMean(f"{where} output", linear.weight, scale=scale))

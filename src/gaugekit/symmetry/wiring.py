@@ -84,6 +84,11 @@ class Wiring:
         readers = [branch.norm_in for branch in branches] + [self.stream.final_norm]
         return all(norm is not None and norm.kind == "layer" for norm in readers)
 
+    def loses_mean(self, branch: Branch) -> bool:
+        """Whether the mean of what a branch writes is lost: by the norm behind it, or by all readers of the stream."""
+        norm = branch.norm_out or branch.norm_sum
+        return norm.kind == "layer" if norm is not None else self.mean_unseen
+
 
 def wire(spec: Spec, observable: Observable) -> dict[str, Wiring]:
     """The wiring of every stream, by name. The head is a reader unless the hidden states are observed."""

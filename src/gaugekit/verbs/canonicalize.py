@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -131,9 +132,6 @@ def canonicalize(
     pivots = _pivots(acting) if gauge == "pivoted" else []
     path = Homeward([*acting, *pivots], model.load, TIE_ROOM * HALF_ULP[coarsest(model.checkpoint)])
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
-    fixed: dict[str, int] = {}
-    for symmetry in acting:
-        fixed[symmetry.name] = fixed.get(symmetry.name, 0) + 1
     ambiguous = () if gauge == "folded" else tuple(_ambiguities(model))
     if not dry_run:
         card = (
@@ -148,7 +146,7 @@ def canonicalize(
         level=level,
         gauge=gauge,
         observable=model.symmetries.observable,
-        fixed=fixed,
+        fixed=dict(Counter(symmetry.name for symmetry in acting)),
         skipped=skipped,
         blocked=tuple(b.reason for b in model.symmetries.blocked if b.symmetry == Frame.name),
         ambiguous=ambiguous,

@@ -64,6 +64,11 @@ class LayerDistance:
     rounding: float | None = None
     cosine: float | None = None
 
+    @property
+    def spectra(self) -> float:
+        """The larger of the two distances of spectra."""
+        return max(self.spectra_qk, self.spectra_vo)
+
 
 @dataclass(frozen=True)
 class CompareReport:
@@ -114,7 +119,7 @@ def compare(
     if reason is not None:
         return CompareReport(str(a.path), str(b.path), "incomparable", reason)
     layers = _layers(a, b, spec, other, symmetries, fast, track)
-    spectra = median(max(row.spectra_qk, row.spectra_vo) for row in layers)
+    spectra = median(row.spectra for row in layers)
     if fast:
         verdict, reason = judge_spectra(layers)
         return CompareReport(str(a.path), str(b.path), verdict, reason, spectra, layers=layers)
@@ -167,7 +172,7 @@ def compare_fingerprints(ours: Fingerprint, theirs: Fingerprint, first: str, sec
         rounding = max(PRINTED, a.rounding + b.rounding)
         rows.append(LayerDistance(a.stream, a.layer, a.attention, qk, vo, rounding=rounding))
     verdict, reason = judge_spectra(tuple(rows))
-    spectra = median(max(row.spectra_qk, row.spectra_vo) for row in rows)
+    spectra = median(row.spectra for row in rows)
     return CompareReport(first, second, verdict, reason, spectra, layers=tuple(rows))
 
 
@@ -284,7 +289,7 @@ def spectral_distance(x: Tensor, y: Tensor) -> float:
 def judge_spectra(layers: tuple[LayerDistance, ...]) -> tuple[Verdict, str]:
     """What spectra alone can say: equal ones do not prove one orbit, but unequal ones exclude it. Wide random matrices
     all have nearly the same spectrum, so only what rounding explains counts as equal."""
-    distances = [max(row.spectra_qk, row.spectra_vo) for row in layers]
+    distances = [row.spectra for row in layers]
     far = median(distances)
     if all(d <= max(RESOLUTION, ROUNDING_ROOM * (r.rounding or 0.0)) for d, r in zip(distances, layers, strict=True)):
         return "same", f"spectra agree to {far:.1e}; only the full comparison proves one orbit"

@@ -283,7 +283,7 @@ def mlps(spec: Spec, observable: Observable) -> Iterator[Units]:
         for layer, block in enumerate(wiring.stream.blocks):
             for number, branch in enumerate(block.branches):
                 if isinstance(branch.body, MLP):
-                    norm = branch.norm_out or branch.norm_sum
-                    unseen = norm.kind == "layer" if norm is not None else wiring.mean_unseen
                     scale = branch.scale if branch.norm_out is None else None
-                    yield Units(name, layer, branch.body, wiring.sources[layer, number], scale, unseen)
+                    yield Units(
+                        name, layer, branch.body, wiring.sources[layer, number], scale, wiring.loses_mean(branch)
+                    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -79,9 +80,6 @@ def scramble(
     generator = torch.Generator().manual_seed(seed)
     path = Walk([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
-    moved: dict[str, int] = {}
-    for symmetry in acting:
-        moved[symmetry.name] = moved.get(symmetry.name, 0) + 1
     card = (
         f"# {layout.out.name}\n\nThe same function as `{model.checkpoint.path.name}`, at another place of its symmetry "
         f"orbit: `gaugekit scramble --seed {seed} --condition {condition:g}`"
@@ -95,7 +93,7 @@ def scramble(
         condition,
         None if only is None else tuple(only),
         model.symmetries.observable,
-        moved,
+        dict(Counter(symmetry.name for symmetry in acting)),
         len(layout.changed),
         skipped,
     )
