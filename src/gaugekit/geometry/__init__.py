@@ -1,0 +1,1 @@
+"""States: what normalization does to a vector, what a frame is, and which keys attention can pick. Torch only."""
