@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,28 +63,6 @@ def load_model(checkpoint: Checkpoint, spec: Spec, dtype: torch.dtype) -> Any:
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             line = " ".join(str(error).split())
             raise CheckpointError(f"{checkpoint.path} cannot be loaded by transformers: {line}") from error
-
-
-def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> Tensor:
-    """Token ids (rows, length) from the start of a text, by the checkpoint's own tokenizer."""
-    from transformers import AutoTokenizer
-
-    try:
-        words = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{text}: cannot be read as text ({error})") from error
-    with quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            raise CheckpointError(f"{checkpoint.path} has no tokenizer: leave out --text") from error
-    # A few characters a token: no need to encode a whole book for one batch.
-    ids = torch.tensor(tokenizer(words[: 40 * rows * length], add_special_tokens=False)["input_ids"])
-    length = min(length, len(ids))
-    rows = min(rows, len(ids) // max(1, length))
-    if rows == 0 or length < 2:
-        raise CheckpointError(f"{text} is too short: it has {len(ids)} tokens")
-    return ids[: rows * length].reshape(rows, length)
 
 
 def random_batch(model: Any, spec: Spec, length: int, rows: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from gaugekit.errors import GaugekitError
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, derive
 from gaugekit.symmetry.wiring import wire
-from gaugekit.verbs.running import Outputs, load_model, random_batch, run, token_batch
+from gaugekit.verbs.running import Outputs, load_model, random_batch, run
+from gaugekit.verbs.texts import token_batch
 
 # Half a unit in the last place, relative: how far a stored weight may be from what it stands for.
 HALF_ULP = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

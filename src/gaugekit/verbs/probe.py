@@ -1,0 +1,199 @@
+"""`probe`: what the norms and heads of a model do to the states of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gaugekit.checkpoint import Checkpoint, open_checkpoint
+from gaugekit.errors import CheckpointError, UnsupportedArchitecture
+from gaugekit.models import Spec, read_spec
+from gaugekit.models.spec import Attention, Norm
+from gaugekit.models.view import View
+from gaugekit.symmetry.wiring import wire
+from gaugekit.verbs.attending import HeadStates, HeadWatch
+from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.loading import load_finite
+from gaugekit.verbs.running import load_model, position_tables
+from gaugekit.verbs.states import NormStates, NormWatch, norm_places
+from gaugekit.verbs.texts import batches, open_tokenizer
+
+Precision = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a text's states look like at every norm and head of the stream that reads it.
+
+    `tokens` were run in windows of `length`; Gram spectra and unselectable keys were taken on the first `samples` of
+    them.
+    """
+
+    model: str
+    family: str
+    stream: str
+    text: str
+    tokens: int
+    length: int
+    samples: int
+    computed_in: str
+    norms: tuple[NormStates, ...]
+    heads: tuple[HeadStates, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `gaugekit probe --json`."""
+        return asdict(self)
+
+
+def probe(
+    reference: str | PathLike[str],
+    text: str | PathLike[str],
+    *,
+    tokenizer: str | PathLike[str] | None = None,
+    length: int = 256,
+    rows: int = 4,
+    tokens: int | None = 32_768,
+    samples: int = 4,
+    dtype: Precision = "float32",
+    device: str = "cpu",
+    revision: str | None = None,
+    track: Track[Any] = untracked,
+) -> ProbeReport:
+    """Run a text through a model and measure the states at every norm and head [S; Brody et al.; Gupta et al.;
+    Shirodkar & Narayanan; DyT].
+
+    The text is cut into windows of `length` tokens, `rows` of which run at a time, until `tokens` have been read (None:
+    all of it). Statistics are float64 and streamed: memory grows with the model (d² numbers a norm) and the window,
+    not with the text. `samples` windows also give Gram spectra (t³ each) and unselectable keys (a linear program for
+    each key that no cheap query shows to be selectable). `tokenizer` is another directory, tokenizer.json or GGUF than
+    the checkpoint's own. Of a model with several streams the one that reads text is probed; Whisper's decoder hears
+    silence (an input of zeros).
+
+    Raises `CheckpointError` or `UnsupportedArchitecture`.
+    """
+    checkpoint = open_checkpoint(reference, revision)
+    spec = read_spec(checkpoint)
+    if not any(table.name == "tokens" for table in spec.main.tables):
+        raise UnsupportedArchitecture(f"{spec.family} reads no text: probe measures models of text")
+    length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
+    words = batches(open_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer)), Path(text), length, rows)
+    first = next(words)  # a text that cannot be read is refused before the model is loaded
+    model = load_model(checkpoint, spec, getattr(torch, dtype)).to(device)
+    watches = _Watches(checkpoint, spec, model, samples)
+    feed = _feed(spec, model)
+    seen = 0
+    total = None if tokens is None else max(1, -(-tokens // first.numel()))
+    for batch in track(_first_and_rest(first, words, total), total or 0, "text"):
+        _fits(batch, spec)
+        watches.run(feed(batch.to(device)))
+        seen += batch.numel()
+    norms = list(watches.norms.values())
+    return ProbeReport(
+        str(reference),
+        spec.family,
+        spec.main.name,
+        str(text),
+        seen,
+        first.shape[-1],
+        watches.sampled,
+        dtype,
+        tuple(watch.states() for watch in track(norms, len(norms), "kernels")),
+        tuple(watch.states() for watch in watches.heads),
+    )
+
+
+def _first_and_rest(first: Tensor, rest: Iterator[Tensor], total: int | None) -> Iterator[Tensor]:
+    yield first
+    for _, batch in zip(count(1) if total is None else range(1, total), rest, strict=False):
+        yield batch
+
+
+def _fits(batch: Tensor, spec: Spec) -> None:
+    vocabulary = next(table for table in spec.main.tables if table.name == "tokens").rows.shape[0]
+    if int(batch.max()) >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer knows tokens up to {int(batch.max())} and the model {vocabulary}: "
+            "it belongs to another model; name the right one by --tokenizer"
+        )
+
+
+def _feed(spec: Spec, model: Any) -> Callable[[Tensor], dict[str, Any]]:
+    """From token ids to the model's inputs."""
+    if spec.family != "whisper":
+        return lambda ids: {"input_ids": ids}
+    c = model.config
+    weight = next(model.parameters())
+    with torch.no_grad():
+        silence = torch.zeros(1, c.num_mel_bins, 2 * c.max_source_positions, dtype=weight.dtype, device=weight.device)
+        memory = model.get_encoder()(silence).last_hidden_state
+    return lambda ids: {"decoder_input_ids": ids, "encoder_outputs": (memory.expand(len(ids), -1, -1),)}
+
+
+class _Watches:
+    """The watches on a model's norms and heads. One batch's states pass through memory, one norm at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: Spec, model: nn.Module, samples: int) -> None:
+        self._model, self._samples = model, samples
+        self.sampled = 0
+
+        def load(view: View) -> Tensor:
+            return view.read(load_finite(checkpoint, view.name)).double()
+
+        wiring = wire(spec, "hidden")[spec.main.name]
+        self.norms: dict[Norm, NormWatch] = {}
+        for norm, layer, place in norm_places(spec.main):
+            bias = None if norm.bias is None else load(norm.bias)
+            self.norms[norm] = NormWatch(norm, layer, place, load(norm.weight), bias)
+        self.heads = [
+            HeadWatch(layer, branch.body, wiring.sources[layer, number], load)
+            for layer, block in enumerate(spec.main.blocks)
+            for number, branch in enumerate(block.branches)
+            if isinstance(branch.body, Attention) and branch.body.memory is None
+        ]
+        # What reads the stream as it is, reads what its layer is given: no family has a branch before such attention.
+        self._raw = [head for head in self.heads if head.source is None]
+        for norm, watch in self.norms.items():
+            _module(model, norm.where).register_forward_hook(self._watching(norm, watch))
+
+    def _watching(self, norm: Norm, watch: NormWatch) -> Callable[..., None]:
+        readers = [head for head in self.heads if head.source == norm]
+
+        def hook(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+            left = max(0, self._samples - self.sampled)
+            states = given[0].detach().cpu()
+            watch.add(states, output.detach().cpu(), left)
+            for head in readers:
+                for window in states[:left]:
+                    head.search(window)
+
+        return hook
+
+    def run(self, inputs: dict[str, Any]) -> None:
+        """One batch through the model."""
+        with torch.no_grad():
+            out = self._model(**inputs, output_attentions=True, output_hidden_states=bool(self._raw))
+        weights = out.decoder_attentions if "encoder_outputs" in inputs else out.attentions
+        for head, each in zip(self.heads, weights, strict=True):
+            head.attend(each.cpu())
+        left = max(0, self._samples - self.sampled)
+        for head in self._raw:
+            for window in out.hidden_states[head.layer][:left]:
+                head.search(window.cpu())
+        self.sampled += min(left, len(weights[0]))
+
+
+def _module(model: nn.Module, where: str) -> nn.Module:
+    """The module of a norm; `transformers` leaves out a base model's own name where it is loaded alone."""
+    names = [where, where.partition(".")[2], f"{getattr(model, 'base_model_prefix', '')}.{where}"]
+    modules = dict(model.named_modules())
+    found = next((modules[name] for name in names if name in modules), None)
+    if found is None:
+        raise CheckpointError(f"norm {where} is not found in the model that transformers builds")
+    return found

@@ -1,0 +1,96 @@
+"""Text of any length, as batches of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaugekit.checkpoint import Checkpoint
+from gaugekit.errors import CheckpointError
+from gaugekit.models import quiet
+
+PIECE = 1 << 16  # characters read at a time
+
+
+def open_tokenizer(checkpoint: Checkpoint, path: Path | None = None) -> Any:
+    """The checkpoint's own tokenizer, or that of another directory, a tokenizer.json or a GGUF file."""
+    import transformers
+
+    at = checkpoint.path if path is None else path
+    with quiet():
+        try:
+            if at.suffix == ".json":
+                return transformers.PreTrainedTokenizerFast(tokenizer_file=str(at))
+            if at.suffix == ".gguf":
+                return transformers.AutoTokenizer.from_pretrained(at.parent, gguf_file=at.name)
+            return transformers.AutoTokenizer.from_pretrained(at, local_files_only=True)
+        # A tokenizer.json that is none raises a bare Exception.
+        except Exception as error:
+            line = " ".join(str(error).split())
+            raise CheckpointError(f"{at} has no tokenizer that transformers can load: {line}") from error
+
+
+def batches(tokenizer: Any, text: Path, length: int, rows: int) -> Iterator[Tensor]:
+    """Token ids (≤ rows, length) of a text from its start, with what the tokenizer puts around a text in every row.
+
+    The file is read piece by piece. A rest shorter than a row is left out, but where it is all there is.
+    """
+    before, after = _around(tokenizer)
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise CheckpointError(f"rows of {length} tokens have no room for text: ask for longer ones")
+    pending: list[int] = []
+    whole: list[list[int]] = []
+    shorter = True
+    for piece in _pieces(text):
+        with quiet():  # it would warn of texts longer than the model's longest
+            pending += tokenizer(piece, add_special_tokens=False)["input_ids"]
+        while len(pending) >= room:
+            whole.append(before + pending[:room] + after)
+            del pending[:room]
+            shorter = False
+            if len(whole) == rows:
+                yield torch.tensor(whole)
+                whole = []
+    if whole:
+        yield torch.tensor(whole)
+    if shorter:
+        if len(pending) < 2:
+            raise CheckpointError(f"{text} is too short: it has {len(pending)} tokens")
+        yield torch.tensor([before + pending + after])
+
+
+def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> Tensor:
+    """Token ids (≤ rows, ≤ length) from the start of a text, by the checkpoint's own tokenizer."""
+    return next(batches(open_tokenizer(checkpoint), text, length, rows))
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens before and behind a text."""
+    word = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    start = next(i for i in range(len(whole)) if whole[i : i + len(word)] == word)
+    return whole[:start], whole[start + len(word) :]
+
+
+def _pieces(text: Path) -> Iterator[str]:
+    """The text, cut between lines where it has any."""
+    kept = ""
+    try:
+        with text.open(encoding="utf-8") as file:
+            while piece := file.read(PIECE):
+                head, newline, tail = piece.rpartition("\n")
+                if newline:
+                    yield kept + head + newline
+                    kept = tail
+                else:
+                    yield kept + piece
+                    kept = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{text}: cannot be read as text ({error})") from error
+    if kept:
+        yield kept
