@@ -21,7 +21,7 @@ from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.attending import HeadStates, HeadWatch
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.loading import load_finite
-from gaugekit.verbs.running import load_model, position_tables
+from gaugekit.verbs.running import forward, load_model, position_tables
 from gaugekit.verbs.states import NormStates, NormWatch, norm_places
 from gaugekit.verbs.texts import batches, open_tokenizer
 
@@ -83,7 +83,9 @@ def probe(
     if not any(table.name == "tokens" for table in spec.main.tables):
         raise UnsupportedArchitecture(f"{spec.family} reads no text: probe measures models of text")
     length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    words = batches(open_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer)), Path(text), length, rows)
+    words = batches(
+        open_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer)), Path(text), length, rows
+    )
     first = next(words)  # a text that cannot be read is refused before the model is loaded
     model = load_model(checkpoint, spec, getattr(torch, dtype)).to(device)
     watches = _Watches(checkpoint, spec, model, samples)
@@ -92,7 +94,7 @@ def probe(
     total = None if tokens is None else max(1, -(-tokens // first.numel()))
     for batch in track(_first_and_rest(first, words, total), total or 0, "text"):
         _fits(batch, spec)
-        watches.run(feed(batch.to(device)))
+        watches.run(feed(batch.to(device)), batch.shape)
         seen += batch.numel()
     norms = list(watches.norms.values())
     return ProbeReport(
@@ -130,9 +132,8 @@ def _feed(spec: Spec, model: Any) -> Callable[[Tensor], dict[str, Any]]:
         return lambda ids: {"input_ids": ids}
     c = model.config
     weight = next(model.parameters())
-    with torch.no_grad():
-        silence = torch.zeros(1, c.num_mel_bins, 2 * c.max_source_positions, dtype=weight.dtype, device=weight.device)
-        memory = model.get_encoder()(silence).last_hidden_state
+    silence = weight.new_zeros(1, c.num_mel_bins, 2 * c.max_source_positions)
+    memory = forward(model.get_encoder(), input_features=silence).last_hidden_state
     return lambda ids: {"decoder_input_ids": ids, "encoder_outputs": (memory.expand(len(ids), -1, -1),)}
 
 
@@ -142,6 +143,7 @@ class _Watches:
     def __init__(self, checkpoint: Checkpoint, spec: Spec, model: nn.Module, samples: int) -> None:
         self._model, self._samples = model, samples
         self.sampled = 0
+        self._shape: tuple[int, ...] = ()
 
         def load(view: View) -> Tensor:
             return view.read(load_finite(checkpoint, view.name)).double()
@@ -165,20 +167,21 @@ class _Watches:
     def _watching(self, norm: Norm, watch: NormWatch) -> Callable[..., None]:
         readers = [head for head in self.heads if head.source == norm]
 
-        def hook(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+        def hook(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
             left = max(0, self._samples - self.sampled)
-            states = given[0].detach().cpu()
-            watch.add(states, output.detach().cpu(), left)
+            # Some classes flatten their windows on the way.
+            states, normed = (x.detach().cpu().reshape(*self._shape, -1) for x in (given[0], output))
+            watch.add(states, normed, left)
             for head in readers:
                 for window in states[:left]:
                     head.search(window)
 
         return hook
 
-    def run(self, inputs: dict[str, Any]) -> None:
-        """One batch through the model."""
-        with torch.no_grad():
-            out = self._model(**inputs, output_attentions=True, output_hidden_states=bool(self._raw))
+    def run(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> None:
+        """One batch of (rows, length) tokens through the model."""
+        self._shape = shape
+        out = forward(self._model, **inputs, output_attentions=True, output_hidden_states=bool(self._raw))
         weights = out.decoder_attentions if "encoder_outputs" in inputs else out.attentions
         for head, each in zip(self.heads, weights, strict=True):
             head.attend(each.cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,15 +92,16 @@ def position_tables(spec: Spec) -> list[Any]:
     return [table for table in spec.main.tables if table.name == "positions"]
 
 
+def forward(model: Any, **inputs: Any) -> Any:
+    """The model's output without gradients, in float64 throughout if the model is."""
+    wide = next(model.parameters()).dtype == torch.float64
+    with torch.no_grad(), Float64() if wide else nullcontext():
+        return model(**inputs)
+
+
 def run(model: Any, spec: Spec, batch: dict[str, Tensor], observable: Observable) -> Outputs:
     """The observable and the layers' states, in float64 if the model is."""
-    wide = next(model.parameters()).dtype == torch.float64
-    with torch.no_grad():
-        if wide:
-            with Float64():
-                out = model(**batch, output_hidden_states=True)
-        else:
-            out = model(**batch, output_hidden_states=True)
+    out = forward(model, **batch, output_hidden_states=True)
     states = out.decoder_hidden_states if spec.family == "whisper" else out.hidden_states
     layers = tuple(state.reshape(-1, state.shape[-1]) for state in states)
     if observable == "hidden":
@@ -107,5 +109,5 @@ def run(model: Any, spec: Spec, batch: dict[str, Tensor], observable: Observable
     else:
         value = out.logits
         if observable == "logprobs":
-            value = torch.log_softmax(value.double() if wide else value.float(), -1)
+            value = torch.log_softmax(value if value.dtype == torch.float64 else value.float(), -1)
     return Outputs(value.reshape(-1, value.shape[-1]), layers)

@@ -1,7 +1,7 @@
 """What one norm of a running model does to the states that pass through it.
 
-Shapes: n tokens, d stream width, b windows of t tokens. x is the norm's input, n̂ the normalized state, y = γ ⊙ n̂ + β its
-output. Sources: [S] the essay "Every Transformer Lives on a Sphere"; angles to 1: Gupta et al., 2409.12951; the kernel:
+Shapes: d stream width, b windows of t tokens. x is the norm's input, n̂ the normalized state, y = γ ⊙ n̂ + β its output.
+Sources: [S] the essay "Every Transformer Lives on a Sphere"; angles to 1: Gupta et al., 2409.12951; the kernel:
 Shirodkar & Narayanan, 2606.19491; tanh-like curves: DyT, 2503.10622.
 """
 
@@ -120,7 +120,7 @@ class NormWatch:
         return (layer_norm if self.norm.kind == "layer" else rms_norm)(x, eps=self.norm.eps)
 
     def add(self, x: Tensor, y: Tensor, grams: int) -> None:
-        """Input and output of the norm (b, t, d), in any precision; the first `grams` windows give Gram matrices too."""
+        """Input and output of the norm (b, t, d), in any precision; the first `grams` windows give Gram matrices."""
         x, y = x.detach().double(), y.detach().double()
         n = self.normalized(x)
         if grams:
