@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import load_file
+from whisper import convert
 
 from gaugekit.verbs.canonicalize import canonicalize
 from gaugekit.verbs.compare import compare
 from gaugekit.verbs.inspect import inspect
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
-
-sys.path.append(str(Path(__file__).parent))
-from whisper import convert
 
 
 def test_whisper_tiny(inside: Callable[[str, str], Path], tmp_path: Path) -> None:
