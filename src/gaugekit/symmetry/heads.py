@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from gaugekit.linalg import balance, random_invertible
+from gaugekit.linalg import balance, beside, random_invertible
 from gaugekit.models.spec import Attention, Linear, Rotary
 from gaugekit.models.view import Edit, View
 from gaugekit.symmetry.base import Discrete, Part, Scaling, Symmetry, power, present, probe
@@ -60,12 +60,6 @@ def with_bias(edit: Edit, linear: Linear) -> Tensor:
     """[W b], (n, k, d + 1), or W where there is no bias."""
     weight = edit[linear.weight]
     return weight if linear.bias is None else torch.cat([weight, edit[linear.bias].unsqueeze(-1)], dim=-1)
-
-
-def beside(heads: Tensor, kv_heads: int) -> Tensor:
-    """(h, k, m) → (g, k, h/g · m): the query heads of a group side by side."""
-    h, k, m = heads.shape
-    return heads.reshape(kv_heads, h // kv_heads, k, m).transpose(1, 2).reshape(kv_heads, k, -1)
 
 
 def partner(element: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,17 @@
 """Another representative for the bases of heads: k columns of the values, and of the keys, become the identity.
 
-These columns need not be stored. Which ones is decided in the balanced basis, by QR with column pivoting, so the choice
-does not depend on the place in the orbit.
+These columns need not be stored. Which ones is decided by QR with column pivoting of an orthonormal basis of the head's
+row space, so the choice does not depend on the place in the orbit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from scipy.linalg import qr
 from torch import Tensor
 
+from gaugekit.linalg import column_pivots
 from gaugekit.models.view import Edit
 from gaugekit.symmetry.heads import QueryKey, ValueOutput, place_complex
 
@@ -25,7 +24,7 @@ class PivotedValueOutput(ValueOutput):
     """W_V[:, pivots] becomes the identity, head by head. Heads of less than full rank stay as they are."""
 
     def fix(self, edit: Edit) -> Tensor:
-        return torch.stack([pivoting(head) for head in edit[self.attention.v.weight]])
+        return pivoting(edit[self.attention.v.weight])
 
     def move(self, edit: Edit, element: Tensor) -> None:
         super().move(edit, element)
@@ -49,11 +48,10 @@ class PivotedQueryKey(QueryKey):
         turning, still = self.blocks
         for pairs in turning:
             first, second = (list(side) for side in zip(*pairs, strict=True))
-            complex_keys = torch.complex(keys[:, first], keys[:, second])
-            place_complex(own, first, second, torch.stack([pivoting(head) for head in complex_keys]))
+            place_complex(own, first, second, pivoting(torch.complex(keys[:, first], keys[:, second])))
         if still:
             index = torch.tensor(still)
-            own[:, index.unsqueeze(-1), index] = torch.stack([pivoting(head) for head in keys[:, index]])
+            own[:, index.unsqueeze(-1), index] = pivoting(keys[:, index])
         # Found for the keys, which move by the inverse transpose of what moves the queries.
         return torch.linalg.inv(own).mT
 
@@ -69,19 +67,16 @@ class PivotedQueryKey(QueryKey):
 
 
 def pivoting(rows: Tensor) -> Tensor:
-    """S (k, k) such that k columns of S A are the identity, for A (k, m) real or complex; the identity where A has not
-    full rank, since then there is no such S."""
-    k = rows.shape[0]
-    one = torch.eye(k, dtype=rows.dtype)
-    if rows.shape[1] < k:
+    """S (..., k, k) such that k columns of S A are the identity, for A (..., k, m) real or complex; the identity where
+    A has not full rank, since then there is no such S."""
+    k, m = rows.shape[-2:]
+    one = torch.eye(k, dtype=rows.dtype).expand(*rows.shape[:-1], k)
+    if m < k:
         return one
-    factors: tuple[Any, ...] = qr(rows.numpy(), mode="r", pivoting=True)
-    triangle, pivots = factors
-    diagonal = abs(triangle.diagonal())
-    if diagonal[-1] <= k * torch.finfo(torch.float64).eps * diagonal[0]:
-        return one
-    columns = torch.from_numpy(pivots[:k].copy()).sort().values
-    return torch.linalg.inv(rows[:, columns])
+    pivots = column_pivots(torch.linalg.qr(rows.mH).Q.mH).sort(-1).values
+    square = rows.gather(-1, pivots.unsqueeze(-2).expand(one.shape))
+    full = torch.linalg.matrix_rank(square) == k
+    return torch.linalg.inv(torch.where(full[..., None, None], square, one))
 
 
 def snapped(weight: Tensor) -> Tensor:

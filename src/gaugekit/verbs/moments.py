@@ -153,12 +153,11 @@ class Pairs:
         scale = (low + high) / 2
         drawn = self._sums.unflatten(1, (-1, self.DRAWN)).sum(-1)
         drawn = drawn[:, drawn[0] > 0]
-        return Curve(
-            tuple((drawn[1] / drawn[0]).tolist()),
-            tuple((drawn[2] / drawn[0]).tolist()),
-            *(1 - (moment - each) / total for each in (float((y * y / count).sum()), by_tanh(scale), lowered(mean_x))),
-            math.exp(scale),
+        best, tanh, linear = (
+            1 - (moment - each) / total for each in (float((y * y / count).sum()), by_tanh(scale), lowered(mean_x))
         )
+        points = (drawn[1:3] / drawn[0]).tolist()
+        return Curve(tuple(points[0]), tuple(points[1]), best, tanh, linear, math.exp(scale))
 
 
 @dataclass(frozen=True)

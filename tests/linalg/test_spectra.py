@@ -1,7 +1,7 @@
-"""Spectra from factors against dense SVD, and the properties of the helpers.
+"""Spectra from factors against dense SVD.
 
-Tolerances of the spectrum are relative to ‖A‖₂ ‖B‖₂, the scale in which it is promised. Worst seen over these
-strategies and an adversarial search just inside the Cholesky limit: 6e-13; with QR, 2e-15.
+Tolerances are relative to ‖A‖₂ ‖B‖₂, the scale in which the spectrum is promised. Worst seen over these strategies and
+an adversarial search just inside the Cholesky limit: 6e-13; with QR, 2e-15.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gaugekit import linalg
 from gaugekit.linalg import (
     balance_defect,
-    degenerate_blocks,
     effective_rank,
     grams,
     numerical_rank,
-    orthonormal_complement_of_ones,
     product_spectrum,
     random_invertible,
     random_orthogonal,
+    scaling,
     spectrum_from_grams,
-    stable_rank,
 )
 
 F64 = torch.float64
@@ -76,7 +73,7 @@ def assert_spectrum(s: Tensor, a: Tensor, b: Tensor, tolerance: float) -> None:
     assert bool(((s - dense(a, b)).abs() <= tolerance * norms(a, b)).all())
 
 
-# --- product_spectrum ---------------------------------------------------------------------------------------
+# --- product_spectrum ----------------------------------------------------------------------------------------
 
 
 @few
@@ -160,7 +157,7 @@ def test_leading_dimensions_broadcast_on_both_paths() -> None:
 @pytest.mark.parametrize("chunk", [1, 40, 100, 2**20])
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     """Many heads widened a few at a time, on both paths, give what each gives alone."""
-    monkeypatch.setattr(linalg, "CHUNK", chunk)
+    monkeypatch.setattr(scaling, "CHUNK", chunk)
     a, b = normal(2, 1, 5, 4, 9), normal(1, 3, 5, 4, 6, seed=1)
     a[:, :, 1:3, 0] = 0.0
     assert_spectrum(product_spectrum(a, b), a, b, 1e-14)
@@ -285,7 +282,7 @@ def test_refusals(a: Tensor, b: Tensor, error: type[Exception], message: str) ->
             function(a, b)
 
 
-# --- grams and spectrum_from_grams --------------------------------------------------------------------------
+# --- grams and spectrum_from_grams ---------------------------------------------------------------------------
 
 
 def test_grams() -> None:
@@ -326,203 +323,3 @@ def test_grams_of_no_heads_and_refusals() -> None:
         spectrum_from_grams(torch.ones(2, 3), torch.ones(2, 2))
     with pytest.raises(ValueError, match="gram_a has NaN or inf"):
         spectrum_from_grams(torch.full((2, 2), math.nan), torch.ones(2, 2))
-
-
-# --- ranks --------------------------------------------------------------------------------------------------
-
-
-@few
-@given(
-    values=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8),
-    zeros=st.integers(0, 4),
-    scale=st.sampled_from([1e-290, 1.0, 1e290]),
-)
-def test_ranks_lie_between_one_and_the_count_and_ignore_scale(values: list[float], zeros: int, scale: float) -> None:
-    s = torch.tensor(values + [0.0] * zeros, dtype=F64)
-    effective, stable, count = (float(f) for f in (effective_rank(s), stable_rank(s), numerical_rank(s, 20)))
-    assert 1 - 1e-12 <= effective <= len(values) * (1 + 1e-12)
-    assert 1 - 1e-12 <= stable <= len(values) * (1 + 1e-12)
-    assert count == len(values)
-    assert float(effective_rank(s * scale)) == pytest.approx(effective, rel=1e-12)
-    assert float(stable_rank(s * scale)) == pytest.approx(stable, rel=1e-12)
-    assert float(numerical_rank(s * scale, 20)) == count
-
-
-def test_ranks_by_hand() -> None:
-    s = torch.tensor([[2.0, 2.0, 2.0, 2.0], [4.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, 0.0]])
-    expected = torch.tensor([4.0, 1.0, 0.0, 2 * math.sqrt(2)], dtype=F64)  # entropy of 1/2, 1/4, 1/4: 3/2 log 2
-    torch.testing.assert_close(effective_rank(s), expected, rtol=1e-14, atol=0)
-    torch.testing.assert_close(stable_rank(s), torch.tensor([4.0, 1.0, 0.0, 1.5], dtype=F64), rtol=1e-14, atol=0)
-    assert numerical_rank(s, 4).tolist() == [4, 1, 0, 3]
-    assert effective_rank(s[:, :0]).tolist() == [0.0] * 4 == stable_rank(s[:, :0]).tolist()
-    eps = torch.finfo(F64).eps
-    assert int(numerical_rank(torch.tensor([1.0, 11 * eps, 10 * eps], dtype=F64), 10)) == 2
-
-
-@pytest.mark.parametrize("function", [effective_rank, stable_rank, lambda s: numerical_rank(s, 3), degenerate_blocks])
-def test_ranks_refuse_what_is_no_spectrum(function) -> None:
-    with pytest.raises(TypeError, match="floating point"):
-        function(torch.ones(3, dtype=torch.int64))
-    for bad in ([1.0, -1.0], [math.inf, 1.0], [math.nan, 1.0]):
-        with pytest.raises(ValueError, match="nonnegative and finite"):
-            function(torch.tensor(bad))
-    with pytest.raises(ValueError, match="one"):
-        function(torch.tensor(1.0))
-
-
-def test_numerical_rank_refuses_no_size() -> None:
-    with pytest.raises(ValueError, match="size"):
-        numerical_rank(torch.ones(2), 0)
-
-
-# --- balance ------------------------------------------------------------------------------------------------
-
-
-def test_balance_defect_by_hand() -> None:
-    a, b = torch.diag(torch.tensor([3.0, 0.0])), torch.diag(torch.tensor([0.0, 4.0]))
-    absolute, relative = balance_defect(a, b)  # Grams diag(9, 0) and diag(0, 16)
-    assert float(absolute) == pytest.approx(math.hypot(9, 16), rel=1e-14)
-    assert float(relative) == 1.0
-    absolute, relative = balance_defect(2 * a, a)  # 36 and 9
-    assert float(absolute) == pytest.approx(27, rel=1e-14)
-    assert float(relative) == pytest.approx(0.6, rel=1e-14)
-
-
-def test_balance_defect_of_zeros_and_empties() -> None:
-    zero = torch.zeros(2, 3, 4)
-    for value in (*balance_defect(zero, zero), *balance_defect(zero[..., :0], zero)):
-        assert torch.equal(value, torch.zeros(2, dtype=F64))
-    assert balance_defect(zero, normal(3, 5))[1].tolist() == [1.0, 1.0]
-    assert balance_defect(normal(3, 5), zero[..., :0])[1].tolist() == [1.0, 1.0]
-    assert balance_defect(zero, normal(3, 5) * 2.0**-900)[1].tolist() == [1.0, 1.0]
-    assert balance_defect(zero[:0], zero[:0])[0].shape == (0,)
-    assert balance_defect(zero[:, :0], zero[:, :0])[0].tolist() == [0.0, 0.0]
-
-
-@few
-@given(seed=seeds, batch=batches, r=st.integers(1, 6), exponent=st.sampled_from([-500, -60, 0, 60, 500]))
-def test_balanced_factors_and_their_rotations(seed: int, batch: tuple[int, ...], r: int, exponent: int) -> None:
-    """B = A V with orthogonal V is balanced; O A and O B have the defect of A and B."""
-    generator = rng(seed)
-    a = factor(generator, batch, r, 8, 10.0, r) * 2.0**exponent
-    assert bool((balance_defect(a, a @ random_orthogonal(8, generator, batch=batch))[1] <= 1e-14 * r).all())
-    b, turn = (
-        factor(generator, batch, r, 7, 10.0, r) * 2.0**exponent,
-        random_orthogonal(r, generator, batch=batch),
-    )
-    for before, after in zip(balance_defect(a, b), balance_defect(turn @ a, turn @ b), strict=True):
-        torch.testing.assert_close(before, after, rtol=1e-12, atol=0)
-
-
-# --- degenerate blocks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("s", "blocks"),
-    [
-        ([], []),
-        ([3.0], []),
-        ([3.0, 2.0, 1.0], []),
-        ([3.0, 3.0, 1.0], [(0, 2)]),
-        ([3.0, 2.0, 2.0, 1.0, 1.0, 1.0], [(1, 2), (3, 3)]),
-        ([1.0, 1.0, 1.0], [(0, 3)]),
-        ([1.0, 0.99995, 0.9999, 0.5], [(0, 3)]),  # ties chain
-        ([1.0, 0.9998], []),
-        ([1.0, 1e-3, 0.0, 0.0], [(2, 2)]),
-        ([1.0, 1e-13, 1e-15, 0.0], [(1, 3)]),
-        ([1.0, 1e-11, 0.0], []),
-        ([0.0, 0.0], [(0, 2)]),
-        ([1e-300, 1e-300, 5e-301], [(0, 2)]),
-    ],
-)
-def test_degenerate_blocks(s: list[float], blocks: list[tuple[int, int]]) -> None:
-    assert degenerate_blocks(torch.tensor(s, dtype=F64)) == blocks
-
-
-def test_degenerate_blocks_tolerance_and_refusals() -> None:
-    s = torch.tensor([1.0, 0.95, 0.5], dtype=F64)
-    assert degenerate_blocks(s) == [] == degenerate_blocks(s, 0.0)
-    assert degenerate_blocks(s, 0.06) == [(0, 2)]
-    assert degenerate_blocks(s, 1.0) == [(0, 3)]
-    with pytest.raises(ValueError, match="descending"):
-        degenerate_blocks(torch.tensor([1.0, 2.0]))
-    with pytest.raises(ValueError, match="one spectrum"):
-        degenerate_blocks(torch.ones(2, 2))
-    for bad in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="rtol"):
-            degenerate_blocks(s, bad)
-
-
-# --- random elements and bases ------------------------------------------------------------------------------
-
-
-@few
-@given(seed=seeds, n=st.integers(1, 8), batch=batches)
-def test_random_orthogonal(seed: int, n: int, batch: tuple[int, ...]) -> None:
-    q = random_orthogonal(n, rng(seed), batch=batch)
-    assert q.shape == (*batch, n, n)
-    assert q.dtype == F64
-    torch.testing.assert_close(q @ q.mT, torch.eye(n, dtype=F64).expand(*batch, n, n), rtol=0, atol=1e-14)
-    assert torch.equal(q, random_orthogonal(n, rng(seed), batch=batch))
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_random_orthogonal_is_haar(n: int) -> None:
-    """Determinants are ± alike; moments of the entries are those of Haar measure: E q = 0, E q² = 1/n, and
-    for the trace E t² = 1, to five standard errors of 4000 draws.
-    """
-    q = random_orthogonal(n, rng(5), batch=(4000,))
-    assert abs(float(torch.linalg.det(q).mean())) < 5 / math.sqrt(4000)
-    assert bool((q.mean(0).abs() < 5 / math.sqrt(4000 * n)).all())
-    assert bool((q.square().mean(0) - 1 / n).abs().max() < 5 / math.sqrt(4000))
-    trace = q.diagonal(dim1=-2, dim2=-1).sum(-1)
-    assert abs(float(trace.square().mean()) - 1) < 5 * math.sqrt(2 / 4000)
-
-
-def test_random_orthogonal_dtype_and_refusals() -> None:
-    q = random_orthogonal(4, rng(), dtype=torch.float32)
-    assert q.dtype == torch.float32
-    assert torch.equal(q, random_orthogonal(4, rng()).to(torch.float32))
-    with pytest.raises(TypeError, match="floating point"):
-        random_orthogonal(2, rng(), dtype=torch.int64)
-    with pytest.raises(ValueError, match="n must be"):
-        random_orthogonal(0, rng())
-
-
-@few
-@given(seed=seeds, n=st.integers(1, 8), batch=batches, condition=st.sampled_from([1.0, 10.0, 1e3, 1e6]))
-def test_random_invertible(seed: int, n: int, batch: tuple[int, ...], condition: float) -> None:
-    x = random_invertible(n, rng(seed), condition, batch)
-    assert x.shape == (*batch, n, n)
-    assert x.dtype == F64
-    s = torch.linalg.svdvals(x)
-    spans = condition if n > 1 else 1.0
-    torch.testing.assert_close(s[..., 0] / s[..., -1], torch.full(batch, spans, dtype=F64), rtol=1e-14 * spans, atol=0)
-    torch.testing.assert_close(s.log().mean(-1), torch.zeros(batch, dtype=F64), rtol=0, atol=1e-14 * spans)
-    assert torch.equal(x, random_invertible(n, rng(seed), condition, batch))
-
-
-@pytest.mark.parametrize("n", [1, 4])
-def test_random_invertible_has_both_determinants(n: int) -> None:
-    sign = torch.linalg.det(random_invertible(n, rng(6), batch=(1000,))).sign()
-    assert abs(float(sign.mean())) < 5 / math.sqrt(1000)
-
-
-@pytest.mark.parametrize("condition", [0.5, math.inf, math.nan, -1.0])
-def test_random_invertible_refuses(condition: float) -> None:
-    with pytest.raises(ValueError, match="condition"):
-        random_invertible(3, rng(), condition)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 64, 1000])
-def test_orthonormal_complement_of_ones(d: int) -> None:
-    basis = orthonormal_complement_of_ones(d)
-    assert basis.shape == (d, d - 1)
-    assert basis.dtype == F64
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(d - 1, dtype=F64), rtol=0, atol=1e-14)
-    torch.testing.assert_close(basis.sum(0), torch.zeros(d - 1, dtype=F64), rtol=0, atol=1e-13)
-
-
-def test_orthonormal_complement_of_ones_refuses() -> None:
-    with pytest.raises(ValueError, match="d must be"):
-        orthonormal_complement_of_ones(0)
