@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +41,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from gaugekit.geometry import normalization
+from gaugekit.nn.affine import Affine, Dtype, Shape, check_input, one_axis
+from gaugekit.nn.pointwise import Derf, DyT
 
 __all__ = [
     "NORMS",
@@ -56,9 +57,6 @@ __all__ = [
     "ScaleNorm",
     "norm",
 ]
-
-Shape = int | Sequence[int]
-Dtype = torch.dtype | None
 
 
 def norm(name: str, width: int, **options: Any) -> nn.Module:
@@ -99,14 +97,14 @@ class LayerNorm(nn.LayerNorm):
         *,
         robust: bool = False,
     ) -> None:
-        width = _one_axis(normalized_shape)
+        width = one_axis(normalized_shape)
         if width < 2:
             raise ValueError("LayerNorm of 1 feature: x less its mean is 0, the sphere is empty; take 2 or more")
         super().__init__(width, _explicit(eps, robust), elementwise_affine, bias, device, dtype)
         self.robust = robust
 
     def forward(self, input: Tensor) -> Tensor:
-        _check(input, self.normalized_shape)
+        check_input(input, self.normalized_shape)
         if self.robust:
             return normalization.layer_norm(input, self.weight, self.bias, self.eps)
         dtype = _working_dtype(input, self.weight, self.bias)
@@ -138,7 +136,7 @@ class RMSNorm(nn.RMSNorm):
         bias: bool = False,
         robust: bool = False,
     ) -> None:
-        width = _one_axis(normalized_shape)
+        width = one_axis(normalized_shape)
         super().__init__(width, _explicit(eps, robust), elementwise_affine, device, dtype)
         there = bias and elementwise_affine
         self.register_parameter("bias", Parameter(torch.zeros(width, device=device, dtype=dtype)) if there else None)
@@ -151,7 +149,7 @@ class RMSNorm(nn.RMSNorm):
             nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
+        check_input(x, self.normalized_shape)
         bias = self.bias
         dtype = _working_dtype(x, self.weight) if bias is None else _at_least_float32(x)
         y = _rms(x.to(dtype), _to(self.weight, dtype), self.eps, self.robust)
@@ -161,39 +159,7 @@ class RMSNorm(nn.RMSNorm):
         return f"{super().extra_repr()}, bias={self.bias is not None}, robust={self.robust}"
 
 
-class _Affine(nn.Module):
-    """γ and β with one entry a feature, either of them optional."""
-
-    weight: Parameter | None
-    bias: Parameter | None
-
-    def __init__(self, shape: Shape, affine: bool, bias: bool, device: Any, dtype: Dtype) -> None:
-        super().__init__()
-        width = _one_axis(shape)
-        self.normalized_shape = (width,)
-        self.elementwise_affine = affine
-        weight = Parameter(torch.ones(width, device=device, dtype=dtype)) if affine else None
-        zeros = Parameter(torch.zeros(width, device=device, dtype=dtype)) if affine and bias else None
-        self.register_parameter("weight", weight)
-        self.register_parameter("bias", zeros)
-
-    def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def affine(self, y: Tensor) -> Tensor:
-        """γ y + β in the dtype of y."""
-        if self.weight is not None:
-            y = y * self.weight.to(y.dtype)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
-
-
-class PartialRMSNorm(_Affine):
+class PartialRMSNorm(Affine):
     """pRMSNorm: x over the root mean square of its first ⌈p d⌉ features, 0 < p ≤ 1; RMSNorm at p = 1.
 
     Not bounded: where those features are all small, the output is as large as γ x/√eps. Their squares overflow in
@@ -219,7 +185,7 @@ class PartialRMSNorm(_Affine):
         self.eps, self.p = _explicit(eps), p
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
+        check_input(x, self.normalized_shape)
         wide = x.to(_at_least_float32(x))
         first = wide[..., : math.ceil(self.p * x.shape[-1])]
         scale = torch.rsqrt(first.square().mean(-1, keepdim=True) + self.eps)
@@ -229,7 +195,7 @@ class PartialRMSNorm(_Affine):
         return f"{super().extra_repr()}, eps={self.eps}, p={self.p}"
 
 
-class CompressedRMSNorm(_Affine):
+class CompressedRMSNorm(Affine):
     """CRMSNorm: RMSNorm of a vector of zero mean that is stored without its last coordinate.
 
     x (..., d) stands for z = (x, −Σx) of d + 1 coordinates, and the output is the first d coordinates of RMSNorm(z),
@@ -252,7 +218,7 @@ class CompressedRMSNorm(_Affine):
         self.eps = _explicit(eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
+        check_input(x, self.normalized_shape)
         wide = x.to(_at_least_float32(x))
         squares = wide.square().sum(-1, keepdim=True) + wide.sum(-1, keepdim=True).square()
         return self.affine(wide * torch.rsqrt(squares / (x.shape[-1] + 1) + self.eps)).to(x.dtype)
@@ -278,7 +244,7 @@ class L2Norm(nn.Module):
         robust: bool = False,
     ) -> None:
         super().__init__()
-        width = _one_axis(normalized_shape)
+        width = one_axis(normalized_shape)
         self.normalized_shape = (width,)
         self.radius = math.sqrt(width) if radius is None else float(radius)
         if not 0 < self.radius < math.inf:
@@ -289,7 +255,7 @@ class L2Norm(nn.Module):
         return self.on_sphere(x, self.radius)
 
     def on_sphere(self, x: Tensor, radius: float | Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
+        check_input(x, self.normalized_shape)
         unit = _rms(x.to(_at_least_float32(x)), None, self.eps, self.robust)  # of length √d
         return (unit * (radius / math.sqrt(x.shape[-1]))).to(x.dtype)
 
@@ -323,78 +289,11 @@ class ScaleNorm(L2Norm):
         return self.on_sphere(x, self.weight.to(_at_least_float32(x)))
 
 
-class DyT(_Affine):
-    """Dynamic tanh, γ tanh(αx) + β, α starting at `alpha`: bounded as a norm is, but each feature by itself.
-
-    Source: [DyT] arXiv 2503.10622; parameters are named and shaped as in its authors' code.
-    """
-
-    def __init__(
-        self,
-        normalized_shape: Shape,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Dtype = None,
-        *,
-        alpha: float = 0.5,
-    ) -> None:
-        super().__init__(normalized_shape, elementwise_affine, bias, device, dtype)
-        self.alpha_init = float(alpha)
-        self.alpha = Parameter(torch.full((1,), self.alpha_init, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.constant_(self.alpha, self.alpha_init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
-        return normalization.dyt(x, self.alpha, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alpha={self.alpha_init}"
-
-
-class Derf(_Affine):
-    """Dynamic erf, γ erf(αx + s) + β, α and s starting at `alpha` and `shift`.
-
-    Source: [Derf] arXiv 2512.10938; parameters are named and shaped as in its authors' code.
-    """
-
-    def __init__(
-        self,
-        normalized_shape: Shape,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Dtype = None,
-        *,
-        alpha: float = 0.5,
-        shift: float = 0.0,
-    ) -> None:
-        super().__init__(normalized_shape, elementwise_affine, bias, device, dtype)
-        self.alpha_init, self.shift_init = float(alpha), float(shift)
-        self.alpha = Parameter(torch.full((1,), self.alpha_init, device=device, dtype=dtype))
-        self.shift = Parameter(torch.full((1,), self.shift_init, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.constant_(self.alpha, self.alpha_init)
-        nn.init.constant_(self.shift, self.shift_init)
-
-    def forward(self, x: Tensor) -> Tensor:
-        _check(x, self.normalized_shape)
-        return normalization.derf(x, self.alpha, self.shift, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alpha={self.alpha_init}, shift={self.shift_init}"
-
-
 class Identity(nn.Identity):
     """x itself: no norm, with the constructor of the others."""
 
     def __init__(self, normalized_shape: Shape, device: Any = None, dtype: Dtype = None) -> None:
-        _one_axis(normalized_shape)
+        one_axis(normalized_shape)
         super().__init__()
 
 
@@ -427,21 +326,6 @@ def _working_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
 
 def _to(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if parameter is None else parameter.to(dtype)
-
-
-def _check(x: Tensor, normalized_shape: Sequence[int]) -> None:
-    """Without it a last axis of 1 would broadcast."""
-    if not x.is_floating_point():
-        raise TypeError(f"a norm's input must be floating point, got {x.dtype}")
-    if x.shape[-1:] != tuple(normalized_shape):
-        raise ValueError(f"this norm is over a last axis of {normalized_shape[0]}, got an input {tuple(x.shape)}")
-
-
-def _one_axis(shape: Shape) -> int:
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if len(sizes) != 1 or sizes[0] < 1:
-        raise ValueError(f"norms are over the last axis alone, of 1 or more features, got {shape}")
-    return int(sizes[0])
 
 
 def _explicit(eps: float, robust: bool = False) -> float:
