@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gaugekit.verbs.compare import CompareReport, compare
     from gaugekit.verbs.fingerprint import Fingerprint, fingerprint
     from gaugekit.verbs.inspect import InspectReport, inspect
+    from gaugekit.verbs.probe import ProbeReport, probe
     from gaugekit.verbs.scramble import ScrambleReport, scramble
     from gaugekit.verbs.verify import VerifyReport, verify
 
@@ -21,6 +22,7 @@ __all__ = [
     "Fingerprint",
     "GaugekitError",
     "InspectReport",
+    "ProbeReport",
     "ScrambleReport",
     "UnsupportedArchitecture",
     "UnsupportedObservable",
@@ -29,6 +31,7 @@ __all__ = [
     "compare",
     "fingerprint",
     "inspect",
+    "probe",
     "scramble",
     "verify",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gaugekit.cli.common import emit_json, emit_rich, progress, reporting_errors, tell
-from gaugekit.cli.options import Debug, First, Json, Observable, Second
+from gaugekit.cli.options import Debug, First, Html, Json, Observable, Second
 from gaugekit.errors import GaugekitError
 
 
@@ -22,9 +21,7 @@ def compare(
     fast: Annotated[bool, typer.Option("--fast", help="Compare the spectra of heads only.")] = False,
     observable: Observable = None,
     as_json: Json = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="PAGE", help="Also write a self-contained page with plots.")
-    ] = None,
+    html: Html = None,
     debug: Debug = False,
 ) -> None:
     """Compare A and B modulo every symmetry of their architecture: same, related, or unrelated.

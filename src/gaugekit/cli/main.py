@@ -14,6 +14,7 @@ from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
 from gaugekit.cli.compare import compare
 from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
+from gaugekit.cli.probe import probe
 from gaugekit.cli.scramble import scramble
 from gaugekit.cli.verify import verify
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare, fingerprint):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, probe):
     app.command(epilog=EXIT_CODES)(command)
 
 

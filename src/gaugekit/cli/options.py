@@ -36,4 +36,7 @@ StoredDtype = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
 Revision = Annotated[str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="PAGE", help="Also write a self-contained page with plots.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

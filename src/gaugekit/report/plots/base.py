@@ -7,7 +7,9 @@ plotly reads a little HTML in labels.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,9 @@ T = TypeVar("T")
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
 PATTERNS = ("", "/", "x", ".")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
+SCALE = "Viridis"
 TICKS = 12  # labels on an axis of many places
+DECADES = 8  # labels on an axis of many powers of ten
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,37 @@ def packed(values: np.ndarray) -> dict[str, str]:
 def thinned(items: list[T]) -> list[T]:
     """At most `TICKS` of them, evenly spaced, the first included."""
     return items[:: -(-len(items) // TICKS) or 1]
+
+
+def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
+    """A logarithmic axis on which all of these positive numbers lie."""
+    powers = [log10(value) for value in values if value is not None]
+    # From one power of ten to another, for between them a logarithmic axis has no good labels.
+    low = floor(min(powers, default=0))
+    high = max(ceil(max(powers, default=0)), low + 1)
+    room = 0.01 * max(high - low, 8)  # for half a dot
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "range": [low - room, high + room],
+        "dtick": ceil((high - low) / DECADES),
+        "exponentformat": "power",
+        "zeroline": False,
+    }
+
+
+def head_axes(x: str) -> dict[str, Any]:
+    """Of a map of layers and heads."""
+    return {
+        "xaxis": {"title": {"text": x}, "type": "category", "tickangle": 0, "nticks": TICKS, "showgrid": False},
+        "yaxis": {"title": {"text": "layer"}, "type": "category", "autorange": "reversed", "showgrid": False},
+    }
+
+
+def map_height(lines: int) -> int:
+    """Of a map with that many rows, in pixels."""
+    return 100 + min(max(16 * lines, 120), 1200)
+
+
+def colorbar(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1, "ypad": 0}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, floor, isfinite, log10
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from gaugekit.report.distances import LayerSet
 from gaugekit.report.heads import NAMES
-from gaugekit.report.plots.base import COLOURS, TICKS, Figure, Key, dot
+from gaugekit.report.plots.base import COLOURS, TICKS, Figure, Key, dot, log_axis
 from gaugekit.report.text import measure
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ Series = Mapping[str, Sequence[float | None]]
 Traces = list[dict[str, Any]]
 
 LEAST = 1e-9  # what is smaller is drawn here: a logarithmic axis has no zero, and no distance is known so well
-DECADES = 8  # labels on an axis of many powers of ten
 
 
 def aligned(layers: LayerSet, number: int) -> Figure:
@@ -102,19 +101,8 @@ def _cut_off(traces: Traces) -> str:
 
 
 def _layout(y: str, traces: Traces) -> dict[str, Any]:
-    powers = [log10(value) for trace in traces for value in trace["y"] if value is not None]
-    # From one power of ten to another, for between them a logarithmic axis has no good labels.
-    low = floor(min(powers, default=0))
-    high = max(ceil(max(powers, default=0)), low + 1)
     return {
         "hovermode": "closest",
         "xaxis": {"title": {"text": "layer"}, "type": "category", "tickangle": 0, "nticks": TICKS, "showgrid": False},
-        "yaxis": {
-            "title": {"text": y},
-            "type": "log",
-            "range": [low - 0.08, high + 0.08],
-            "dtick": ceil((high - low) / DECADES),
-            "exponentformat": "power",
-            "zeroline": False,
-        },
+        "yaxis": log_axis(y, (value for trace in traces for value in trace["y"])),
     }

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gaugekit.report.heads import CIRCUITS, NAMES, HeadSet
-from gaugekit.report.plots.base import TICKS, Figure, dot, packed, thinned
+from gaugekit.report.plots.base import SCALE, TICKS, Figure, colorbar, dot, head_axes, map_height, packed, thinned
 
 if TYPE_CHECKING:
     from gaugekit.verbs.inspect import HeadRow
 
-SCALE = "Viridis"
 FLOOR = -8.0  # log10 of the smallest s/s_1 that is told apart; below it there is little but rounding
 
 
@@ -38,7 +37,7 @@ def ranks(heads: HeadSet, number: int) -> list[Figure]:
             "colorscale": SCALE,
             "xgap": 1,
             "ygap": 1,
-            "colorbar": _colorbar("effective rank"),
+            "colorbar": colorbar("effective rank"),
             "hovertemplate": "layer %{y}, head %{x}<br>effective rank %{z:.2f} of %{customdata[1]}"
             "<br>stable rank %{customdata[2]:.2f}<br>numerical rank %{customdata[0]}<extra></extra>",
         }
@@ -47,9 +46,9 @@ def ranks(heads: HeadSet, number: int) -> list[Figure]:
                 id=f"ranks-{number}-{circuit}",
                 title=f"Effective rank, {NAMES[circuit]}",
                 caption=f"How many of its {possible} directions each head really uses: bright cells many, dark few.",
-                height=_map_height(len(layers)),
+                height=map_height(len(layers)),
                 data=[trace],
-                layout=_head_axes("key/value head"),
+                layout=head_axes("key/value head"),
             )
         )
     return figures
@@ -77,11 +76,11 @@ def spectra(heads: HeadSet, number: int) -> list[Figure]:
             "zmin": lowest,
             "zmax": 0,
             "colorscale": SCALE,
-            "colorbar": _colorbar("log10 s<sub>i</sub>/s<sub>1</sub>"),
+            "colorbar": colorbar("log10 s<sub>i</sub>/s<sub>1</sub>"),
             "hovertemplate": "layer.head %{y}<br>s<sub>%{x}</sub> = %{customdata:.4g}"
             "<br>log10 s<sub>i</sub>/s<sub>1</sub> = %{z:.2f}<extra></extra>",
         }
-        axes = _head_axes("singular value")
+        axes = head_axes("singular value")
         axes["yaxis"] |= {"tickvals": [name for name, _ in starts], "ticktext": [layer for _, layer in starts]}
         axes["xaxis"] = {"title": {"text": "singular value, largest first"}, "type": "linear"}
         figures.append(
@@ -149,18 +148,3 @@ def _log_spectra(rows: Sequence[HeadRow]) -> tuple[np.ndarray, np.ndarray]:
         line[: len(row.spectrum)] = row.spectrum
     positive = np.where(values > 0, values, np.nan)
     return np.log10(positive) - np.log10(positive[:, :1]), values
-
-
-def _head_axes(x: str) -> dict[str, Any]:
-    return {
-        "xaxis": {"title": {"text": x}, "type": "category", "tickangle": 0, "nticks": TICKS, "showgrid": False},
-        "yaxis": {"title": {"text": "layer"}, "type": "category", "autorange": "reversed", "showgrid": False},
-    }
-
-
-def _map_height(lines: int) -> int:
-    return 100 + min(max(16 * lines, 120), 1200)
-
-
-def _colorbar(title: str) -> dict[str, Any]:
-    return {"title": {"text": title, "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 1, "ypad": 0}
