@@ -185,7 +185,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory, reader: Path) -> Path:
         (["{bad}/none", "--text", "{text}"], "no such file"),
         (["{mute}", "--text", "{text}"], "has no tokenizer"),
         (["{model}", "--text", "{text}", "--tokenizer", "{bad}"], "has no tokenizer"),
-        (["{model}", "--text", "{text}", "--tokenizer", "{bad}/none.json"], "has no tokenizer"),
+        (["{model}", "--text", "{text}", "--tokenizer", "{bad}/none.json"], "none.json does not exist"),
         (["{model}", "--text", "{bad}/wide.txt", "--tokenizer", "{bad}/wide"], "it belongs to another model"),
         (["{bad}/vision", "--text", "{text}"], "vit reads no text"),
         (["{bad}/damaged", "--text", "{text}"], "transformer.h.0.ln_1.weight holds NaN"),

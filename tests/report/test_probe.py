@@ -27,9 +27,9 @@ from gaugekit.verbs.states import Kernel, NormStates
 
 HOSTILE = "</script><script>alert(1)</script><img src='http://evil.test/x.png' onerror=alert(2)>\"\x1b[31m\n[bold]$x$"
 
-UNIQUE = Kernel(1, 4.6e-14, 0.99999994, 0.99999994, 1, (3.8e-14, 0.011, 0.012, 0.013, 0.014))
-NOT_UNIQUE = Kernel(1, 2.0e-75, 0.781825, 1.0, 3, (-4.2e-17, 5.2e-17, 1.1e-16, 0.02, 0.03))
-FORGETS_NONE = Kernel(0, None, None, None, 0, (0.006, 0.007, 0.008, 0.009))
+UNIQUE = Kernel(1, 4.6e-14, 0.99999994, 0.99999994, 1, 1e-8, (3.8e-14, 0.011, 0.012, 0.013, 0.014))
+NOT_UNIQUE = Kernel(1, 2.0e-75, 0.781825, 1.0, 3, 1e-8, (-4.2e-17, 5.2e-17, 1.1e-16, 0.02, 0.03))
+FORGETS_NONE = Kernel(0, None, None, None, 0, 1e-8, (0.006, 0.007, 0.008, 0.009))
 SLOPE = 4.0  # of the curves at 0
 
 
@@ -37,7 +37,15 @@ def curve(bend: float = 0.1, points: int = 41, reach: float = 40.0) -> Curve:
     """n̂ = tanh(bend·s)/bend at s = SLOPE·x, denser about 0, with x up to `reach` / SLOPE."""
     scaled = [sinh(asinh(reach) * (2 * k / (points - 1) - 1)) for k in range(points)]
     heights = tuple(tanh(bend * s) / bend for s in scaled)
-    return Curve(tuple(s / SLOPE for s in scaled), heights, best=0.98, tanh=0.96, linear=0.61, scale=SLOPE * bend)
+    return Curve(
+        tuple(s / SLOPE for s in scaled),
+        heights,
+        best=0.98,
+        tanh=0.96,
+        linear=0.61,
+        height=1 / bend,
+        scale=SLOPE * bend,
+    )
 
 
 def norm(layer: int | None, place: str, **change: Any) -> NormStates:
@@ -76,6 +84,7 @@ ENCODER = ProbeReport(
     stream="encoder",
     text="/texts/a book.txt",
     tokens=4096,
+    distinct=1234,
     length=256,
     samples=4,
     computed_in="float32",
@@ -140,7 +149,7 @@ def test_names_cannot_command_the_terminal() -> None:
 def test_the_terminal_says_what_was_run() -> None:
     text = words(ENCODER)
     assert text.startswith("tiny [bold]bert path /models/tiny [bold]bert family bert (encoder) text /texts/a book.txt ")
-    assert "tokens 4,096 in 16 windows of 256 samples 4 windows for" in text
+    assert "tokens 4,096 in 16 windows of 256, 1,234 different ones samples 4 windows for" in text
     assert "run in float32, statistics in float64" in text
     assert "outputs γ ⊙ n̂ + β to 8.7e-06 of their root mean square (layer 0, sum with MLP)" in text
 
@@ -364,7 +373,7 @@ def test_massive_entries_do_not_set_the_slope() -> None:
 
 
 def test_one_point_or_few_norms_can_be_drawn() -> None:
-    point = Curve((0.0, 2.0), (0.0, 3.0), 1.0, 1.0, 1.0, 0.5)
+    point = Curve((0.0, 2.0), (0.0, 3.0), 1.0, 1.0, 1.0, 3.0, 0.5)
     figure = curves.curves((norm(0, "a", curve=point), norm(1, "b", curve=None)))
     assert len(figure.data) == 2
     json.dumps(figure.to_plotly(), allow_nan=False)
@@ -449,7 +458,7 @@ def test_the_page_says_everything_in_text_too() -> None:
         "<h1>tiny [bold]bert</h1>",
         "<strong>2 of 3</strong> norms forget the direction that their weights predict, to a cosine of 0.9999",
         "<strong>37.5 % → 3.12 %</strong> of keys could not be selected by any query",
-        "<dd>4,096 in 16 windows of 256</dd>",
+        "<dd>4,096 in 16 windows of 256, 1,234 different ones</dd>",
         '<td class="number">85.24 ± 5.90</td>',
         '<td class="number">0.9804</td>',
         '<td class="number">4.800</td>',

@@ -31,7 +31,10 @@ def facts(report: ProbeReport) -> Iterator[tuple[str, str]]:
     yield "path", plain(report.model)
     yield "family", f"{report.family} ({report.stream})"
     yield "text", plain(report.text)
-    yield "tokens", f"{count(report.tokens)} in {windows} of {count(report.length)}"
+    yield (
+        "tokens",
+        f"{count(report.tokens)} in {windows} of {count(report.length)}, {count(report.distinct)} different ones",
+    )
     yield "samples", f"{plural(report.samples, 'window')} for Gram matrices and unselectable keys"
     yield "run in", f"{report.computed_in}, statistics in float64"
     if report.norms:

@@ -27,7 +27,8 @@ SPHERE = (
 KERNEL = (
     "cosine: of the predicted directions and the eigenvectors of the smallest eigenvalues of the outputs' covariance. "
     "variance: along the predicted directions; last: the largest eigenvalue predicted to be null; next: the one after "
-    "it; all in units of the mean eigenvalue. null: eigenvalues below 1e-8, of how many predicted."
+    "it; all in units of the mean eigenvalue. null: eigenvalues below 1e-8, which rounding "
+    "explains, of how many predicted."
 )
 NOT_UNIQUE = (
     "Where more directions are null than predicted, no eigenvector among them stands out: there the cosine depends on "
@@ -45,8 +46,8 @@ CURVE = (
 )
 HEADS = (
     "entropy: of attention in nats, mean over heads and least..most; uniform: that of attention to all that is seen. "
-    "unselectable: percent of keys that no query can select, mean and most of a head; unscaled: the same if norms kept "
-    "the scales of tokens apart."
+    "unselectable: percent of keys that no query can select, mean and most of a head; unscaled: the same if norms "
+    "divided all tokens of a window by one number."
 )
 
 

@@ -62,7 +62,9 @@ class HeadWatch:
         """Attention weights (b, h, t, t)."""
         weights = weights.double()
         self._entropy += torch.special.entr(weights).sum(-1).mean(-1).sum(0)
-        self._uniform += float((weights > 0).sum(-1).double().log().mean((-1, -2)).sum())
+        # What any head of any window attends to can be seen; of one head alone, small weights may have become 0.
+        seen = (weights > 0).any(0).any(0).sum(-1)
+        self._uniform += len(weights) * float(seen.double().log().mean())
         self._windows += len(weights)
 
     def search(self, states: Tensor) -> None:

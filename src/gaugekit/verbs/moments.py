@@ -93,7 +93,7 @@ class Curve:
     """How far pairs (x, y) lie on a curve.
 
     `x`, `y`: means over neighbouring x. R² of y by the best function of x (`best`), by c·tanh(a·x) and by c·x;
-    `scale` is a, in units of 1/x.
+    `height` is that c and `scale` that a, in units of y and of 1/x.
     """
 
     x: tuple[float, ...]
@@ -101,6 +101,7 @@ class Curve:
     best: float
     tanh: float
     linear: float
+    height: float
     scale: float
 
 
@@ -133,12 +134,13 @@ class Pairs:
         if not total > 0:
             return None
 
-        def lowered(shape: Tensor) -> float:
-            """By how much c·shape with the best c lowers Σy²."""
-            return float((shape @ y) ** 2 / (count @ shape.square()).clamp_min(1e-300))
+        def fitted(shape: Tensor) -> tuple[float, float]:
+            """By how much c·shape with the best c lowers Σy², and that c."""
+            c = float(shape @ y / (count @ shape.square()).clamp_min(1e-300))
+            return c * float(shape @ y), c
 
-        def by_tanh(logarithm: float) -> float:
-            return lowered((math.exp(logarithm) * mean_x).tanh())
+        def by_tanh(logarithm: float) -> tuple[float, float]:
+            return fitted((math.exp(logarithm) * mean_x).tanh())
 
         # One maximum in practice: a coarse search over eight decades finds its neighbourhood, thirds refine it.
         grid = [math.log(10.0) * (k / 8 - 4) - math.log(self._unit) for k in range(65)]
@@ -151,13 +153,14 @@ class Pairs:
             else:
                 high -= third
         scale = (low + high) / 2
+        lowered, height = by_tanh(scale)
         drawn = self._sums.unflatten(1, (-1, self.DRAWN)).sum(-1)
         drawn = drawn[:, drawn[0] > 0]
         best, tanh, linear = (
-            1 - (moment - each) / total for each in (float((y * y / count).sum()), by_tanh(scale), lowered(mean_x))
+            1 - (moment - each) / total for each in (float((y * y / count).sum()), lowered, fitted(mean_x)[0])
         )
         points = (drawn[1:3] / drawn[0]).tolist()
-        return Curve(tuple(points[0]), tuple(points[1]), best, tanh, linear, math.exp(scale))
+        return Curve(tuple(points[0]), tuple(points[1]), best, tanh, linear, height, math.exp(scale))
 
 
 @dataclass(frozen=True)

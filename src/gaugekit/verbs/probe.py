@@ -32,8 +32,8 @@ Precision = Literal["float32", "bfloat16", "float16", "float64"]
 class ProbeReport:
     """What a text's states look like at every norm and head of the stream that reads it.
 
-    `tokens` were run in windows of `length`; Gram spectra and unselectable keys were taken on the first `samples` of
-    them.
+    `tokens`, of `distinct` kinds, were run in windows of `length`; Gram spectra and unselectable keys were taken on the
+    first `samples` of them.
     """
 
     model: str
@@ -41,6 +41,7 @@ class ProbeReport:
     stream: str
     text: str
     tokens: int
+    distinct: int
     length: int
     samples: int
     computed_in: str
@@ -90,12 +91,13 @@ def probe(
     model = load_model(checkpoint, spec, getattr(torch, dtype)).to(device)
     watches = _Watches(checkpoint, spec, model, samples)
     feed = _feed(spec, model)
-    seen = 0
+    seen, kinds = 0, torch.zeros(0, dtype=torch.long)
     total = None if tokens is None else max(1, -(-tokens // first.numel()))
     for batch in track(_first_and_rest(first, words, total), total or 0, "text"):
         _fits(batch, spec)
         watches.run(feed(batch.to(device)), batch.shape)
         seen += batch.numel()
+        kinds = torch.cat([kinds, batch.reshape(-1)]).unique()
     norms = list(watches.norms.values())
     return ProbeReport(
         str(reference),
@@ -103,6 +105,7 @@ def probe(
         spec.main.name,
         str(text),
         seen,
+        len(kinds),
         first.shape[-1],
         watches.sampled,
         dtype,
@@ -152,7 +155,7 @@ class _Watches:
         self.norms: dict[Norm, NormWatch] = {}
         for norm, layer, place in norm_places(spec.main):
             bias = None if norm.bias is None else load(norm.bias)
-            self.norms[norm] = NormWatch(norm, layer, place, load(norm.weight), bias)
+            self.norms[norm] = NormWatch(norm, layer, place, load(norm.weight), bias, next(model.parameters()).dtype)
         self.heads = [
             HeadWatch(layer, branch.body, wiring.sources[layer, number], load)
             for layer, block in enumerate(spec.main.blocks)

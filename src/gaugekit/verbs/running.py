@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import io
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,8 @@ def load_model(checkpoint: Checkpoint, spec: Spec, dtype: torch.dtype) -> Any:
         where |= {"pretrained_model_name_or_path": checkpoint.path.parent, "gguf_file": checkpoint.path.name}
     if any(isinstance(branch.body, MoE) for block in spec.main.blocks for branch in block.branches):
         where["experts_implementation"] = "eager"  # the grouped kernels know no float64
-    with quiet():
+    # transformers shows the progress of GGUF whatever it is told.
+    with quiet(), redirect_stderr(io.StringIO()):
         try:
             return kind.from_pretrained(**where, dtype=dtype, local_files_only=True).eval()
         except (OSError, ValueError, RuntimeError, ImportError) as error:

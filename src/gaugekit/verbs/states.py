@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gaugekit.errors import GaugekitError
 from gaugekit.geometry.normalization import kernel, layer_norm, rms_norm, uniform_direction
 from gaugekit.geometry.sphere import angle
 from gaugekit.models.spec import Attention, Branch, Norm, Stream
 from gaugekit.verbs.moments import Covariance, Curve, Pairs, Scalars, Spectra, Spectrum, Spread, Variances
 
-# Directions with less than this share of the mean variance count as null: rounding to float32 leaves some 1e-14.
+# Directions with less than this share of the mean variance count as null: rounding to float32 leaves some 1e-14, and
+# what is rounded to a half precision has variance everywhere.
 NULL = 1e-8
 
 
@@ -29,7 +31,7 @@ class Kernel:
 
     Predicted from the weight alone: γ⁻¹ of a LayerNorm (or the axes where γ = 0), none of an RMSNorm without zeros.
     `variance` is the largest variance along these, `smallest` the smallest eigenvalues of the measured covariance, all
-    as shares of its mean eigenvalue; `null` counts eigenvalues below 1e-8. `cosine` is that of the largest angle
+    as shares of its mean eigenvalue; `null` counts eigenvalues below `threshold`. `cosine` is that of the largest angle
     between the predicted directions and as many eigenvectors of the smallest eigenvalues: where more directions are
     null than predicted, these are not unique, and `cosine_null` is the same against all null ones.
     """
@@ -39,6 +41,7 @@ class Kernel:
     cosine: float | None
     cosine_null: float | None
     null: int
+    threshold: float
     smallest: tuple[float, ...]
 
 
@@ -103,8 +106,11 @@ def _body(branch: Branch) -> str:
 class NormWatch:
     """Collects what passes through one norm."""
 
-    def __init__(self, norm: Norm, layer: int | None, place: str, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, norm: Norm, layer: int | None, place: str, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
         self.norm, self.layer, self.place = norm, layer, place
+        self._threshold = max(NULL, torch.finfo(dtype).eps ** 2)
         self._weight, self._bias = weight.double(), None if bias is None else bias.double()
         self._ones = uniform_direction(len(weight))
         self.tokens = 0
@@ -121,6 +127,8 @@ class NormWatch:
 
     def add(self, x: Tensor, y: Tensor, grams: int) -> None:
         """Input and output of the norm (b, t, d), in any precision; the first `grams` windows give Gram matrices."""
+        if not (x.isfinite().all() and y.isfinite().all()):
+            raise GaugekitError(f"states at {self.norm.where} are NaN or infinite: run the model in float32")
         x, y = x.detach().double(), y.detach().double()
         n = self.normalized(x)
         if grams:
@@ -146,7 +154,7 @@ class NormWatch:
     def states(self) -> NormStates:
         """What was measured, after at least one `add` with `grams`."""
         d = len(self._weight)
-        covariance = self._after.matrix()
+        covariance, predicted = self._after.matrix(), kernel(self._weight, self.norm.kind)
         return NormStates(
             where=self.norm.where,
             layer=self.layer,
@@ -164,7 +172,7 @@ class NormWatch:
             along_ones_before=_share(self._sum_before, self._before.variance().sum()),
             along_ones_after=_share(self._sum_after, covariance.trace()),
             null_share=1 / d,
-            kernel=measured_kernel(covariance, kernel(self._weight, self.norm.kind)) if self.tokens > d else None,
+            kernel=measured_kernel(covariance, predicted, self._threshold) if self.tokens > d else None,
             curve=self._pairs.curve(),
             gram_before=self._grams[0].spectrum(),
             gram_after=self._grams[1].spectrum(),
@@ -175,16 +183,16 @@ def _share(along: Scalars, total: Tensor) -> float | None:
     return along.spread().std ** 2 / float(total) if total > 0 else None
 
 
-def measured_kernel(covariance: Tensor, predicted: Tensor) -> Kernel | None:
+def measured_kernel(covariance: Tensor, predicted: Tensor, threshold: float = NULL) -> Kernel | None:
     """A covariance (d, d) beside the directions (d, m) in which it should vanish; None if nothing varies."""
     mean = float(covariance.diagonal().mean())
     if not mean > 0:
         return None
     values, vectors = torch.linalg.eigh(covariance / mean)
-    count, null = predicted.shape[-1], int((values < NULL).sum())
+    count, null = predicted.shape[-1], int((values < threshold).sum())
     smallest = tuple(values[: count + 4].tolist())
     if not count:
-        return Kernel(0, None, None, None, null, smallest)
+        return Kernel(0, None, None, None, null, threshold, smallest)
     along = predicted.mT @ covariance @ predicted / mean
 
     def cosine(directions: Tensor) -> float:
@@ -196,5 +204,6 @@ def measured_kernel(covariance: Tensor, predicted: Tensor) -> Kernel | None:
         cosine(vectors[:, :count]),
         cosine(vectors[:, :null]) if null >= count else None,
         null,
+        threshold,
         smallest,
     )

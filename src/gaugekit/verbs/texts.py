@@ -21,6 +21,8 @@ def open_tokenizer(checkpoint: Checkpoint, path: Path | None = None) -> Any:
     import transformers
 
     at = checkpoint.path if path is None else path
+    if not at.exists():
+        raise CheckpointError(f"{at} does not exist: a tokenizer is a directory, a tokenizer.json or a .gguf file")
     with quiet():
         try:
             if at.suffix == ".json":

@@ -38,8 +38,8 @@ def curves(norms: along.Norms) -> Figure:
         id="curves",
         title="Outputs over inputs",
         caption="The mean of an entry of n̂ over that entry of x, scaled to begin with slope 1; the curve bends because "
-        "large entries belong to large states, which are divided by more; dotted, the tanh that fits best, drawn with "
-        "the same slope (DyT, 2503.10622). A click on a name hides its norm.",
+        "large entries belong to large states, which are divided by more; dotted, the c·tanh(a·x) that fits best "
+        "over all entries (DyT, 2503.10622). A click on a name hides its norm.",
         height=440,
         data=traces,
         layout={
@@ -84,7 +84,7 @@ def _fitted(norm: NormStates, curve: Curve, colour: str) -> along.Trace:
         "legendgroup": name,
         "showlegend": False,
         "x": scaled,
-        "y": [tanh(bend * x) / bend for x in scaled],
+        "y": [curve.height * tanh(bend * x) for x in scaled],
         "line": {"color": colour, "width": 1.5, "dash": "dot"},
         "hovertemplate": f"<b>{name}</b><br>tanh, R² {curve.tanh:.3f}<extra></extra>",
     }

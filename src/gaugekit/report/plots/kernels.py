@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from gaugekit.report.findings import either_side, kernel_words
 from gaugekit.report.plots import along
 from gaugekit.report.plots.base import COLOURS, Figure, Key, dot, log_axis
-from gaugekit.verbs.states import NULL
 
 LEAST = 1e-18  # eigenvalues below this are drawn here, and those below zero: they are rounding
 SAME = 1e-16  # 1 − cosine is not known better than this
@@ -20,7 +19,7 @@ def eigenvalues(norms: along.Norms) -> Figure:
     null = Key("counted as null", COLOURS[-1], symbol="line")
     sides = [(None, None) if norm.kernel is None else either_side(norm.kernel) for norm in norms]
     traces = [
-        along.level(norms, null, [NULL for _ in norms]),
+        along.level(norms, null, [None if norm.kernel is None else norm.kernel.threshold for norm in norms]),
         along.series(norms, NEXT, [after for _, after in sides], least=LEAST, mode="markers"),
         along.series(norms, LAST, [last for last, _ in sides], least=LEAST, mode="markers"),
     ]
