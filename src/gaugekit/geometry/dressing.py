@@ -5,21 +5,20 @@ Tokens are rows, X is (..., n, d). A change of frame g acts as X → X gᵀ. A d
     u(X gᵀ) = u(X) g⁻¹,   X̂ = X u(X)ᵀ,   hence   X̂(X gᵀ) = X̂(X),
 
 so the dressed states X̂ are the same in whatever frame X was written. Where u has orthonormal rows that span the
-tokens, X = X̂ u. Each dressing names the group of its g; outside that group X̂ does change.
+tokens, X = X̂ u. Each dressing names the group of its g; outside that group X̂ does change. The one here is the
+singular frame; others are in `frames`.
 
 Legend: n tokens, d width, m rows of the frame, u (..., m, d), V = uᵀ, X = U Σ Vᵀ, λ = σ².
 
 Everything is computed in float32 or better and returned in the dtype of X. Gradients of any order are finite; the
 derivative of a library SVD, which is NaN at ties, is never taken.
 
-Sources: [FR] François and Ravera, arXiv 2602.18948. The derivatives are first-order perturbation theory of XᵀX and of
-Y = u H; ∂ of a solution of the Sylvester equation Z H + H Z = C follows by differentiating the equation.
+Sources: [FR] François and Ravera, arXiv 2602.18948. The derivative is first-order perturbation theory of XᵀX.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gaugekit.geometry.rows import as_tokens, largest, power_of_two
 from gaugekit.linalg import ZERO_TIE, degenerate_blocks
 
-__all__ = ["SVD", "Ambiguity", "Dressed", "Dressing", "GramSchmidt", "Polar", "TokenCoordinates", "ambiguity", "dress"]
+__all__ = ["SVD", "Ambiguity", "Dressed", "Dressing", "ambiguity", "dress"]
 
 TIE = 1e-4
 """Neighbouring singular values are tied where their gap is at most this share of the larger."""
@@ -60,7 +60,7 @@ class Dressing(ABC):
             TypeError: the dtype is not floating point.
             ValueError: fewer than two dimensions, NaN or inf entries, or no such frame (see the class).
         """
-        wide = _wide(x)
+        wide = as_tokens(x)
         u = self.frame(wide)
         return Dressed((wide @ u.mT).to(x.dtype), u.to(x.dtype))
 
@@ -98,9 +98,9 @@ def dress(x: Tensor) -> Dressed:
 
     Source: [FR IV.1].
     """
-    wide = _wide(x)
+    wide = as_tokens(x)
     # u does not depend on the unit of X, so that squares of σ need neither overflow nor vanish.
-    unit = wide / _power_of_two(wide)
+    unit = wide / power_of_two(largest(wide, -2, -1))
     with torch.no_grad():
         left, s, u = torch.linalg.svd(unit, full_matrices=False)
         s = _without_zeros(s, unit)
@@ -210,169 +210,10 @@ def ambiguity(x: Tensor) -> Ambiguity:
     """
     if x.ndim != 2:
         raise ValueError(f"ambiguity is reported for one X of shape (n, d), got {tuple(x.shape)}; ask for each in turn")
-    wide = _wide(x)
-    s = _without_zeros(torch.linalg.svdvals(wide / _power_of_two(wide)), wide)
+    wide = as_tokens(x)
+    s = _without_zeros(torch.linalg.svdvals(wide / power_of_two(largest(wide, -2, -1))), wide)
     rank = int((s > 0).sum())
     null = (rank, len(s) - rank) if rank < len(s) else None
     live = tuple(degenerate_blocks(s[:rank], TIE))
     factors = [f"O({size})" for _, size in live] + ([f"O({x.shape[-1] - rank})"] if null else [])
     return Ambiguity((*live, null) if null else live, null, " × ".join(factors) or "1")
-
-
-# --- other frames -------------------------------------------------------------------------------------------
-
-
-class GramSchmidt(Dressing):
-    """Chosen tokens, orthonormalised in their order; group O(d).
-
-    With the chosen rows T of X, T = L u where L is lower triangular with a positive diagonal: the first chosen token
-    points along the first axis, the second lies in the plane of the first two, on the positive side, and so on. With
-    d chosen tokens X = X̂ u; with fewer, X̂ keeps only what lies in their span.
-
-    Fails with ValueError where the chosen tokens are linearly dependent (a zero token included).
-
-    Args:
-        tokens: positions along n, at most d of them.
-    """
-
-    group = "O(d)"
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = list(tokens)
-
-    def frame(self, x: Tensor) -> Tensor:
-        q, r = torch.linalg.qr(_independent(x, self.tokens).mT)
-        sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(x.dtype)
-        return sign.detach().unsqueeze(-1) * q.mT
-
-
-class TokenCoordinates(Dressing):
-    """Every token in the basis that d chosen tokens make; group GL(d).
-
-    With the chosen rows T of X, X̂ = X T⁻¹ and u = T⁻ᵀ: the chosen tokens become rows of the identity. X = X̂ T, and
-    since the group is larger, X̂ forgets lengths and angles as well.
-
-    Fails with ValueError where the chosen tokens are linearly dependent. X̂ is the less accurate the nearer they are
-    to being so.
-
-    Args:
-        tokens: d positions along n.
-    """
-
-    group = "GL(d)"
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.tokens = list(tokens)
-
-    def frame(self, x: Tensor) -> Tensor:
-        if len(self.tokens) != x.shape[-1]:
-            raise ValueError(f"a basis of {x.shape[-1]} dimensions needs as many tokens, got {len(self.tokens)}")
-        return torch.linalg.inv(_independent(x, self.tokens)).mT
-
-
-class Polar(Dressing):
-    """The frame in which X comes nearest to a reference; group O(d).
-
-    u is the orthogonal matrix that minimises ‖X uᵀ − R‖_F (Procrustes): the polar factor of RᵀX. X = X̂ u. Tied
-    singular values of RᵀX do no harm: u and its gradients are smooth wherever RᵀX is invertible.
-
-    Fails with ValueError where RᵀX is singular, since u is then not unique: n < d, X or R without full column rank.
-
-    Args:
-        reference: R, (n, d), or with leading dimensions that broadcast against those of X.
-    """
-
-    group = "O(d)"
-
-    def __init__(self, reference: Tensor) -> None:
-        self.reference = reference
-
-    def frame(self, x: Tensor) -> Tensor:
-        reference = _wide(self.reference).to(x)
-        if reference.shape[-2:] != x.shape[-2:]:
-            raise ValueError(f"states {tuple(x.shape)} and reference {tuple(reference.shape)} differ in (n, d)")
-        y = (reference / _power_of_two(reference)).mT @ (x / _power_of_two(x))
-        with torch.no_grad():
-            left, s, right = torch.linalg.svd(y)
-        if _singular(s):
-            raise ValueError(
-                "RᵀX is singular, so that no nearest frame is unique; it needs d independent tokens in both"
-            )
-        return _PolarFactor.apply(y, left @ right)
-
-
-class _PolarFactor(Function):
-    """u of Y = u H, given the derivative of the polar factor: du = u Z with Z H + H Z = uᵀ dY − dYᵀ u."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, u: Tensor) -> Tensor:
-        u = u.clone()
-        ctx.save_for_backward(y, u)
-        return u
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        y, u = ctx.saved_tensors
-        h = u.mT @ y
-        w = u.mT @ grads[0]
-        return u @ _Sylvester.apply((h + h.mT) / 2, w - w.mT), None
-
-
-class _Sylvester(Function):
-    """Z of Z H + H Z = C for a symmetric, positive definite H."""
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, c: Tensor) -> Tensor:
-        s, b = torch.linalg.eigh(h)
-        z = b @ (b.mT @ c @ b / (s.unsqueeze(-1) + s.unsqueeze(-2))) @ b.mT
-        ctx.save_for_backward(h, z)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        h, z = ctx.saved_tensors
-        grad_c = _Sylvester.apply(h, grads[0])
-        return -(z.mT @ grad_c + grad_c @ z.mT), grad_c
-
-
-# --- shared -------------------------------------------------------------------------------------------------
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in float32 or better, checked."""
-    if not x.is_floating_point():
-        raise TypeError(f"states must be real floating point, got {x.dtype}")
-    if x.ndim < 2:
-        raise ValueError(f"states are tokens by width, (..., n, d), got shape {tuple(x.shape)}")
-    if not bool(x.isfinite().all()):
-        raise ValueError("states have NaN or inf entries; a frame cannot be chosen by them")
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _power_of_two(x: Tensor) -> Tensor:
-    """The power of two p <= max|x| < 2p of every matrix, 1 for zero or empty ones, (..., 1, 1); no gradient."""
-    if 0 in x.shape[-2:]:
-        return x.new_ones((*x.shape[:-2], 1, 1))
-    top = x.detach().abs().amax((-2, -1), keepdim=True)
-    mantissa, _ = torch.frexp(top)
-    return torch.where(top > 0, top / (2 * mantissa), 1.0)
-
-
-def _independent(x: Tensor, tokens: list[int]) -> Tensor:
-    """The chosen rows of x, (..., k, d), if they are linearly independent."""
-    n = x.shape[-2]
-    if not all(-n <= token < n for token in tokens):
-        raise ValueError(f"tokens {tokens} are not all among the {n} given")
-    chosen = x[..., tokens, :]
-    with torch.no_grad():
-        scale = chosen.abs().amax(-1, keepdim=True)
-        unit = torch.nn.functional.normalize(chosen / torch.where(scale > 0, scale, 1.0), dim=-1)
-        dependent = len(tokens) > x.shape[-1] or _singular(torch.linalg.svdvals(unit))
-    if dependent:
-        raise ValueError(f"tokens {tokens} are linearly dependent and make no frame; choose others")
-    return chosen
-
-
-def _singular(s: Tensor) -> bool:
-    """Whether any spectrum (..., k), descending, has a zero to rounding."""
-    return s.shape[-1] > 0 and bool((s[..., -1] <= s.shape[-1] * torch.finfo(s.dtype).eps * s[..., 0]).any())

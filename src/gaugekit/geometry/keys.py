@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog, nnls
 from torch import Tensor
 
-from gaugekit.geometry.normalization import kernel_direction
+from gaugekit.geometry.ellipsoid import kernel_direction
 
 __all__ = ["Selectability", "uniform_query", "uniform_query_of_head", "unselectable"]
 
@@ -50,7 +50,7 @@ def uniform_query(weight: Tensor) -> Tensor:
         (d,), a unit vector in the dtype of γ.
 
     Raises:
-        as `normalization.kernel_direction`, which it is.
+        as `ellipsoid.kernel_direction`, which it is.
 
     Source: [B, 3.1], with the weight taken into account.
     """

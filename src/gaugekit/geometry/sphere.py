@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from gaugekit.geometry.normalization import rms_norm
+from gaugekit.geometry.rows import wide
 
 __all__ = [
     "angle",
@@ -64,7 +65,7 @@ def project(x: Tensor, radius: float = 1.0) -> Tensor:
 
 def to_tangent(h: Tensor, v: Tensor) -> Tensor:
     """v − u (u · v), (..., d): the part of any vector v that is tangent at h; u = h / |h|."""
-    return _tangent_part(_unit(h), _wide(v)).to(h.dtype)
+    return _tangent_part(_unit(h), wide(v)).to(h.dtype)
 
 
 def exp(h: Tensor, v: Tensor, radius: float = 1.0) -> Tensor:
@@ -73,7 +74,7 @@ def exp(h: Tensor, v: Tensor, radius: float = 1.0) -> Tensor:
     Inverse of `log` for θ < π. v is taken to be tangent (`to_tangent` makes it so; `step` does that by itself).
     """
     _check_radius(radius)
-    return _exp(_unit(h), _wide(v) / radius, radius).to(h.dtype)
+    return _exp(_unit(h), wide(v) / radius, radius).to(h.dtype)
 
 
 def log(h: Tensor, y: Tensor, radius: float = 1.0) -> Tensor:
@@ -88,7 +89,7 @@ def log(h: Tensor, y: Tensor, radius: float = 1.0) -> Tensor:
 def retract(h: Tensor, v: Tensor, radius: float = 1.0) -> Tensor:
     """R (h + v) / |h + v| with |h| = R: equals exp(h, v) for tangent v up to terms of third order in |v| / R."""
     _check_radius(radius)
-    return (radius * _unit(_unit(h) + _wide(v) / radius)).to(h.dtype)
+    return (radius * _unit(_unit(h) + wide(v) / radius)).to(h.dtype)
 
 
 def slerp(x: Tensor, y: Tensor, t: float | Tensor, radius: float = 1.0) -> Tensor:
@@ -109,7 +110,7 @@ def transport(h: Tensor, y: Tensor, v: Tensor) -> Tensor:
 
     Raises: ValueError where h and y are antipodal.
     """
-    u, w, v_wide = _unit(h), _unit(y), _wide(v)
+    u, w, v_wide = _unit(h), _unit(y), wide(v)
     total = u + w
     length_squared = total.square().sum(-1, keepdim=True)  # 2 (1 + u · w), and accurate near the antipode
     _refuse_antipodes(length_squared)
@@ -140,7 +141,7 @@ def step(h: Tensor, v: Tensor, radius: float = 1.0, method: Literal["retract", "
     """
     _check_radius(radius)
     u = _unit(h)
-    tangent = _tangent_part(u, _wide(v) / radius)
+    tangent = _tangent_part(u, wide(v) / radius)
     if method == "retract":
         return (radius * _unit(u + tangent)).to(h.dtype)
     if method == "exp":
@@ -164,8 +165,7 @@ def lerp(h: Tensor, f: Tensor, alpha: float | Tensor, radius: float = 1.0) -> Te
 
 
 def _unit(x: Tensor) -> Tensor:
-    wide = _wide(x)
-    return rms_norm(wide) / math.sqrt(wide.shape[-1])
+    return rms_norm(wide(x)) / math.sqrt(x.shape[-1])
 
 
 def _tangent_part(u: Tensor, v: Tensor) -> Tensor:
@@ -224,12 +224,6 @@ def _length(x: Tensor) -> Tensor:
     square = x.square().sum(-1)
     zero = square == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
-
-
-def _wide(x: Tensor) -> Tensor:
-    if not x.is_floating_point():
-        raise TypeError(f"floating point is needed, got {x.dtype}: convert with .float() or .double()")
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _check_radius(radius: float) -> None:

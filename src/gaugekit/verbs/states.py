@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gaugekit.errors import GaugekitError
-from gaugekit.geometry.normalization import kernel, layer_norm, rms_norm, uniform_direction
+from gaugekit.geometry.ellipsoid import kernel
+from gaugekit.geometry.normalization import layer_norm, rms_norm, uniform_direction
 from gaugekit.geometry.sphere import angle
 from gaugekit.models.spec import Attention, Branch, Norm, Stream
 from gaugekit.verbs.moments import Covariance, Curve, Pairs, Scalars, Spectra, Spectrum, Spread, Variances
