@@ -174,8 +174,8 @@ def test_what_else_leaves_weights_unchanged():
 @each_score
 @pytest.mark.parametrize(("causal", "mask_name"), [(False, "none"), (True, "keys"), (False, "entries")])
 def test_derivatives(name, causal, mask_name):
-    score, x = SCORES[name](), draw(B, H, 5, K).requires_grad_()
-    mask, temperature = masks(5, 5)[mask_name], torch.tensor([0.7, 1.6], dtype=torch.float64, requires_grad=True)
+    score, x = SCORES[name](2), draw(B, H, 4, 2).requires_grad_()
+    mask, temperature = masks(4, 4)[mask_name], torch.tensor([0.7, 1.6], dtype=torch.float64, requires_grad=True)
 
     def attend(x, temperature, *_):
         return relational_attention(x, score=score, temperature=temperature, is_causal=causal, attn_mask=mask)
@@ -219,17 +219,21 @@ def test_any_leading_axes(name):
     """The head is axis −3, whatever stands before it."""
     score = SCORES[name]()
     x = draw(2, 3, H, N, K)
-    mask = torch.rand(2, 1, 1, 1, N, generator=torch.Generator().manual_seed(0)) > 0.3
-    whole = relational_attention(x, score=score, attn_mask=mask)
-    for i in range(2):
-        for j in range(3):
-            torch.testing.assert_close(
-                relational_attention(x[i, j], score=score, attn_mask=mask[i, 0]), whole[i, j], rtol=1e-11, atol=1e-11
-            )
+    for lead in ((2, 1), (3,), (1, 1), ()):
+        mask = torch.rand(*lead, 1, 1, N, generator=torch.Generator().manual_seed(0)) > 0.3
+        whole = relational_attention(x, score=score, attn_mask=mask)
+        masks_ = mask.expand(2, 3, 1, 1, N)
+        for i in range(2):
+            for j in range(3):
+                part = relational_attention(x[i, j], score=score, attn_mask=masks_[i, j])
+                torch.testing.assert_close(part, whole[i, j], rtol=1e-11, atol=1e-11)
     assert relational_attention(x[:0], score=score).shape == (0, 3, H, N, K)
     empty = torch.zeros(0, H, N, K, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(relational_attention(empty, score=score, is_causal=True).sum(), empty)
     assert gradient.shape == empty.shape
+    none = x[..., :0, :]
+    assert relational_attention(none, x, score=score).shape == none.shape
+    assert (relational_attention(x, none, score=score) == 0).all()
 
 
 @pytest.mark.parametrize("name", ["dot", "cosine", "rbf", "learned"])

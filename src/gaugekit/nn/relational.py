@@ -147,9 +147,10 @@ def _mask4(mask: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor | None:
     if mask is None:
         return None
     mask = mask if mask.dtype == torch.bool else mask.to(dtype)
-    if mask.ndim > 4 and set(mask.shape[:-3]) != {1}:
-        mask = mask.expand(*x.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
-    return mask.reshape((1,) * (4 - mask.ndim) + mask.shape) if mask.ndim < 4 else mask.reshape(-1, *mask.shape[-3:])
+    mask = mask[(None,) * (4 - mask.ndim)]
+    if x.ndim > 4 and any(size != 1 for size in mask.shape[:-3]):
+        mask = mask.expand(*x.shape[:-3], *mask.shape[-3:])
+    return mask.flatten(0, -4)
 
 
 class RelationalCache:
