@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugekit.linalg import apart, beside, product_svd
+from gaugekit.nn.fused import fused_attention
 from gaugekit.nn.pivoted import PivotedProduct
 
 __all__ = ["Heads", "InvariantAttention"]
@@ -74,9 +75,9 @@ class InvariantAttention(nn.Module):
     Nothing may stand between W_Q and W_K: a rotary turn or a QK-norm makes scores depend on more than G_QK, and such
     heads cannot be written so. Positions that are added to x, or to scores by `attn_mask`, are fine.
 
-    A forward pass is one call of `scaled_dot_product_attention`, so memory is linear in n wherever that has a fused
-    kernel. With r = k it costs what standard heads cost; with r = d each head attends in d dimensions, d/k times as
-    much. Second derivatives need the "math" backend of that function, which is quadratic in n.
+    A forward pass is one call of `scaled_dot_product_attention` (`fused_attention`), so memory is linear in n wherever
+    that has a fused kernel; second derivatives are quadratic in n. With r = k it costs what standard heads cost; with
+    r = d each head attends in d dimensions, d/k times as much.
 
     Args:
         width: d.
@@ -295,22 +296,20 @@ class InvariantAttention(nn.Module):
             attn_mask: as in `scaled_dot_product_attention`: bool, True where a query may look, or numbers that are
                 added to the scores; at least 2-dimensional, broadcast to (..., h, n, n). A query without any key gets
                 the output bias, in which b_V is, where standard heads give b_O alone.
-            is_causal: query i looks at keys 1 ... i only. Not together with a mask.
+            is_causal: query i looks at keys 1 ... i only. Combines with a mask.
 
         Raises:
-            ValueError: another width, a mask that does not fit, or both a mask and is_causal.
+            ValueError: another width, or a mask that does not fit.
         """
         if x.ndim < 2 or x.shape[-1] != self.width:
             raise ValueError(f"x must be (..., n, {self.width}), got {tuple(x.shape)}")
         if attn_mask is not None:
-            if is_causal:
-                raise ValueError("give either attn_mask, with causality in it, or is_causal")
             attn_mask = flat_mask(attn_mask, (*x.shape[:-2], self.heads, x.shape[-2], x.shape[-2]))
         flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
         bias = None if self.query_bias is None else self.query_bias.flatten()
         q = F.linear(flat, self.qk.columns.flatten(0, 1), bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.qk.read(flat), self.vo.read(flat)
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal, scale=self.head_dim**-0.5)
+        o = fused_attention(q, k, v, attn_mask, causal=is_causal, scale=self.head_dim**-0.5)
         y = F.linear(o.transpose(1, 2).flatten(2), self.vo.columns.flatten(0, 1).mT, self.output_bias)
         return y.reshape(x.shape)
 
