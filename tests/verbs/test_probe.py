@@ -138,6 +138,23 @@ def test_states_that_do_not_vary(tmp_path: Path, text: Path) -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
+def test_progress_and_limits(tmp_path: Path, text: Path) -> None:
+    """Where it is known how much will be read, progress is told; nothing beyond it is."""
+    seen: list[tuple[int | None, str, int]] = []
+
+    def track(items: Any, total: int | None, what: str) -> Any:
+        kept = list(items)
+        seen.append((total, what, len(kept)))
+        return kept
+
+    folder = save(tmp_path / "m")
+    assert measure(folder, text, tokens=360, track=track).tokens == 360
+    assert measure(folder, text, tokens=1, track=track).tokens == 120
+    assert measure(folder, text, tokens=None, track=track).tokens == 1200
+    assert [each for each in seen if each[1] == "text"] == [(3, "text", 3), (1, "text", 1), (None, "text", 10)]
+    assert (5, "kernels", 5) in seen
+
+
 def test_half_precision_is_measured_as_it_is(tmp_path: Path, text: Path) -> None:
     folder = save(tmp_path / "m")
     wide, half = measure(folder, text), measure(folder, text, dtype="bfloat16")

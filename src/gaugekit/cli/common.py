@@ -143,7 +143,7 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[Iterable[T], int, str], Iterable[T]]]:
+def progress() -> Iterator[Callable[[Iterable[T], int | None, str], Iterable[T]]]:
     """A verb's `track`: bars on stderr if that is a terminal, else nothing. They are gone when the block is left."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda items, total, what: items  # noqa: ARG005

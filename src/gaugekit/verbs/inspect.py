@@ -25,7 +25,7 @@ from gaugekit.symmetry import Blocked, Circuits, Observable, Symmetries, Symmetr
 from gaugekit.verbs.loading import load_finite, require_finite
 
 T = TypeVar("T")
-Track = Callable[[Iterable[T], int, str], Iterable[T]]
+Track = Callable[[Iterable[T], int | None, str], Iterable[T]]
 Precision = Literal["stored", "float64", "float32", "bfloat16", "float16"]
 TIE = 1e-4
 
@@ -148,7 +148,7 @@ class InspectReport:
         }
 
 
-def untracked(items: Iterable[T], total: int, what: str) -> Iterable[T]:  # noqa: ARG001
+def untracked(items: Iterable[T], total: int | None, what: str) -> Iterable[T]:  # noqa: ARG001
     """No progress is shown."""
     return items
 

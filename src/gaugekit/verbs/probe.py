@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -70,12 +70,12 @@ def probe(
     """Run a text through a model and measure the states at every norm and head [S; Brody et al.; Gupta et al.;
     Shirodkar & Narayanan; DyT].
 
-    The text is cut into windows of `length` tokens, `rows` of which run at a time, until `tokens` have been read (None:
-    all of it). Statistics are float64 and streamed: memory grows with the model (d² numbers a norm) and the window,
-    not with the text. `samples` windows also give Gram spectra (t³ each) and unselectable keys (a linear program for
-    each key that no cheap query shows to be selectable). `tokenizer` is another directory, tokenizer.json or GGUF than
-    the checkpoint's own. Of a model with several streams the one that reads text is probed; Whisper's decoder hears
-    silence (an input of zeros).
+    The text is cut into windows of `length` tokens, `rows` of which run at a time, until `tokens` or a few more have
+    been read (None: all of it). Statistics are float64 and streamed: memory grows with the model (d² numbers a norm)
+    and the window, not with the text. `samples` windows also give Gram spectra (t³ each) and unselectable keys (least
+    squares for each key that no cheap query shows to be selectable). `tokenizer` is another directory, tokenizer.json
+    or GGUF than the checkpoint's own. Of a model with several streams the one that reads text is probed; Whisper's
+    decoder hears silence (an input of zeros).
 
     Raises `CheckpointError` or `UnsupportedArchitecture`.
     """
@@ -93,7 +93,7 @@ def probe(
     feed = _feed(spec, model)
     seen, kinds = 0, torch.zeros(0, dtype=torch.long)
     total = None if tokens is None else max(1, -(-tokens // first.numel()))
-    for batch in track(_first_and_rest(first, words, total), total or 0, "text"):
+    for batch in track(islice(chain([first], words), total), total, "text"):
         _fits(batch, spec)
         watches.run(feed(batch.to(device)), batch.shape)
         seen += batch.numel()
@@ -112,12 +112,6 @@ def probe(
         tuple(watch.states() for watch in track(norms, len(norms), "kernels")),
         tuple(watch.states() for watch in watches.heads),
     )
-
-
-def _first_and_rest(first: Tensor, rest: Iterator[Tensor], total: int | None) -> Iterator[Tensor]:
-    yield first
-    for _, batch in zip(count(1) if total is None else range(1, total), rest, strict=False):
-        yield batch
 
 
 def _fits(batch: Tensor, spec: Spec) -> None:
