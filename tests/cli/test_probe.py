@@ -155,6 +155,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory, reader: Path) -> Path:
     (tmp / "binary.txt").write_bytes(b"\xff\xfe\x80")
     (tmp / "wide.txt").write_text(" ".join(f"w{i}" for i in range(4 * WORDS)))
     give_words(tmp / "wide", 4 * WORDS)
+    closed = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}))
+    closed.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    closed.save(str(tmp / "closed.json"))
+    Tokenizer(models.BPE()).save(str(tmp / "blank.json"))
     config = transformers.ViTConfig(
         hidden_size=16,
         num_hidden_layers=1,
@@ -187,6 +191,11 @@ def bad(tmp_path_factory: pytest.TempPathFactory, reader: Path) -> Path:
         (["{model}", "--text", "{text}", "--tokenizer", "{bad}"], "has no tokenizer"),
         (["{model}", "--text", "{text}", "--tokenizer", "{bad}/none.json"], "none.json does not exist"),
         (["{model}", "--text", "{bad}/wide.txt", "--tokenizer", "{bad}/wide"], "it belongs to another model"),
+        (
+            ["{model}", "--text", "{text}", "--tokenizer", "{bad}/closed.json"],
+            "the tokenizer cannot read it (WordLevel",
+        ),
+        (["{model}", "--text", "{text}", "--tokenizer", "{bad}/blank.json"], "book.txt is too short: it has 0 tokens"),
         (["{bad}/vision", "--text", "{text}"], "vit reads no text"),
         (["{bad}/damaged", "--text", "{text}"], "transformer.h.0.ln_1.weight holds NaN"),
         (["{model}", "--text", "{text}", "--length", "1"], "'--length'"),

@@ -140,6 +140,12 @@ def test_fits_whole_and_plain_when_piped(name: str, width: int) -> None:
     assert "\x1b" in printed(ALL[name], width, terminal=True)
 
 
+def test_the_terminal_says_what_counts_as_null() -> None:
+    assert "null: eigenvalues below 1.0e-08," in words(ENCODER)
+    coarse = tuple(norm(0, "before both", kernel=replace(UNIQUE, threshold=6.1e-5)) for _ in range(2))
+    assert "null: eigenvalues below 6.1e-05," in words(replace(ENCODER, computed_in="bfloat16", norms=coarse))
+
+
 def test_names_cannot_command_the_terminal() -> None:
     text = printed(DANGEROUS, 400)
     assert "\x1b" not in text

@@ -15,7 +15,7 @@ import transformers
 from cases import gpt_like, vit_like
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gaugekit.errors import CheckpointError, UnsupportedArchitecture
+from gaugekit.errors import CheckpointError, GaugekitError, UnsupportedArchitecture
 from gaugekit.verbs.probe import ProbeReport, probe
 
 WORDS = 40
@@ -87,6 +87,45 @@ def test_a_head_that_averages_has_the_entropy_of_one(tmp_path: Path, text: Path)
     assert first.entropy[0] == pytest.approx(first.uniform, rel=1e-6)
     assert first.uniform == pytest.approx(sum(math.log(t) for t in range(1, 31)) / 30)
     assert second.entropy[0] < 0.99 * second.uniform
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_is_seen_does_not_depend_on_what_is_attended_to(tmp_path: Path, text: Path, rows: int) -> None:
+    """Sharp heads give most of what they see a weight that is 0 in float32."""
+
+    def sharp(model: Any) -> None:
+        for block in model.transformer.h:
+            block.attn.c_attn.weight[:, :4] *= 100
+
+    for head in measure(save(tmp_path / "m", sharp), text, rows=rows).heads:
+        assert head.uniform == pytest.approx(sum(math.log(t) for t in range(1, 31)) / 30)
+        assert head.entropy[0] < 0.2 * head.uniform
+
+
+def test_a_sliding_window_is_all_that_is_seen(tmp_path: Path, text: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=WORDS,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=6,
+    )
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "m")
+    for head in measure(tmp_path / "m", text, tokenizer=save(tmp_path / "words")).heads:
+        assert head.uniform == pytest.approx(sum(math.log(min(t, 6)) for t in range(1, 31)) / 30)
+
+
+def test_an_encoder_sees_all(tmp_path: Path, text: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "m")
+    for head in measure(tmp_path / "m", text, tokenizer=save(tmp_path / "words")).heads:
+        assert head.uniform == pytest.approx(math.log(30))
 
 
 def test_kernels(tmp_path: Path, text: Path) -> None:
@@ -190,6 +229,29 @@ def test_refused(tmp_path: Path, text: Path) -> None:
     images.save_pretrained(tmp_path / "vit")
     with pytest.raises(UnsupportedArchitecture, match="vit reads no text"):
         measure(tmp_path / "vit", text)
+
+
+def test_states_that_overflow_are_refused(tmp_path: Path, text: Path) -> None:
+    """In float32 too: there is a wider precision."""
+
+    def large(model: Any) -> None:
+        model.transformer.wte.weight[:] = 3e38
+        model.transformer.wpe.weight[:] = 3e38
+
+    folder = save(tmp_path / "m", large)
+    with pytest.raises(GaugekitError, match=r"transformer.h.0.ln_1 are NaN or infinite: run .* in a wider precision"):
+        measure(folder, text)
+    assert measure(folder, text, dtype="float64").tokens == 1200
+
+
+@pytest.mark.parametrize("option", ["length", "rows", "samples"])
+def test_nothing_can_be_measured_on_nothing(tmp_path: Path, text: Path, option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        measure(tmp_path, text, **{option: 0})
+
+
+def test_more_tokens_than_can_be_counted_are_all(tmp_path: Path, text: Path) -> None:
+    assert measure(save(tmp_path / "m"), text, tokens=10**25).tokens == 1200
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SPHERE = (
 KERNEL = (
     "cosine: of the predicted directions and the eigenvectors of the smallest eigenvalues of the outputs' covariance. "
     "variance: along the predicted directions; last: the largest eigenvalue predicted to be null; next: the one after "
-    "it; all in units of the mean eigenvalue. null: eigenvalues below 1e-8, which rounding "
+    "it; all in units of the mean eigenvalue. null: eigenvalues below {}, which rounding "
     "explains, of how many predicted."
 )
 NOT_UNIQUE = (
@@ -95,7 +95,7 @@ def _kernel(report: ProbeReport) -> Iterator[RenderableType]:
             null = f"{count(kernel.null)} of {count(kernel.predicted)}"
             add_row(table, *_where(norm), cosine(kernel.cosine), *values, null, kernel_words(norm))
         yield table
-        yield Text(KERNEL, style="dim")
+        yield Text(KERNEL.format(measure(predicted[0][1].threshold)), style="dim")
         if any(kernel.null > kernel.predicted for _, kernel in predicted):
             yield Text(NOT_UNIQUE)
     without = [(norm, kernel) for norm, kernel in kernels if not kernel.predicted]

@@ -25,7 +25,8 @@ class HeadStates:
     of how many tokens a query sees, which it would be if the head averaged. `unselectable`: for each key head the share
     of keys of a window that no query could give the highest score (they lie in the convex hull of the others) [Brody et
     al. 2305.02582]; `unselectable_unscaled`: the same if the norm (and that of the keys, if there is one) gave all
-    tokens one common scale in place of each its own. None where no norm stands before the keys.
+    tokens one common scale in place of each its own. None where no norm stands before the keys. Scores are products of
+    query and key here: terms that depend on the distance (ALiBi) and what a mask hides are left out.
     """
 
     layer: int
@@ -48,7 +49,7 @@ class HeadWatch:
         if source is not None:
             self._affine = load(source.weight), None if source.bias is None else load(source.bias)
         self._entropy = torch.zeros(attention.heads, dtype=torch.float64)
-        self._uniform = 0.0
+        self._length = self._behind = self._ahead = 0
         self._windows = 0
         self._stuck = torch.zeros(2, attention.kv_heads, dtype=torch.float64)
         self._searched = 0
@@ -62,9 +63,12 @@ class HeadWatch:
         """Attention weights (b, h, t, t)."""
         weights = weights.double()
         self._entropy += torch.special.entr(weights).sum(-1).mean(-1).sum(0)
-        # What any head of any window attends to can be seen; of one head alone, small weights may have become 0.
-        seen = (weights > 0).any(0).any(0).sum(-1)
-        self._uniform += len(weights) * float(seen.double().log().mean())
+        # A query sees all tokens up to a distance behind and ahead of it. Weights of some that it sees have become 0,
+        # so that what counts is the largest distance that any query of any window and head attends to.
+        query, key = (weights > 0).any(0).any(0).nonzero(as_tuple=True)
+        self._behind = max(self._behind, int((query - key).max()))
+        self._ahead = max(self._ahead, int((key - query).max()))
+        self._length = weights.shape[-1]
         self._windows += len(weights)
 
     def search(self, states: Tensor) -> None:
@@ -98,10 +102,12 @@ class HeadWatch:
     def states(self) -> HeadStates:
         """What was measured, after at least one `attend` and one `search`."""
         stuck = (self._stuck / self._searched).tolist()
+        place = torch.arange(self._length, dtype=torch.float64)
+        seen = 1 + place.clamp_max(self._behind) + place.flip(0).clamp_max(self._ahead)
         return HeadStates(
             self.layer,
             tuple((self._entropy / self._windows).tolist()),
-            self._uniform / self._windows,
+            float(seen.log().mean()),
             tuple(stuck[0]),
             tuple(stuck[1]) if self.normed else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -77,8 +78,12 @@ def probe(
     or GGUF than the checkpoint's own. Of a model with several streams the one that reads text is probed; Whisper's
     decoder hears silence (an input of zeros).
 
-    Raises `CheckpointError` or `UnsupportedArchitecture`.
+    Raises `CheckpointError` or `UnsupportedArchitecture`, `GaugekitError` for states that are not finite, and
+    `ValueError` for a `length`, `rows` or `samples` below 1.
     """
+    for name, value in (("length", length), ("rows", rows), ("samples", samples)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     checkpoint = open_checkpoint(reference, revision)
     spec = read_spec(checkpoint)
     if not any(table.name == "tokens" for table in spec.main.tables):
@@ -92,7 +97,7 @@ def probe(
     watches = _Watches(checkpoint, spec, model, samples)
     feed = _feed(spec, model)
     seen, kinds = 0, torch.zeros(0, dtype=torch.long)
-    total = None if tokens is None else max(1, -(-tokens // first.numel()))
+    total = None if tokens is None else min(max(1, -(-tokens // first.numel())), sys.maxsize)
     for batch in track(islice(chain([first], words), total), total, "text"):
         _fits(batch, spec)
         watches.run(feed(batch.to(device)), batch.shape)

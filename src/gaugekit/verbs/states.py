@@ -129,7 +129,7 @@ class NormWatch:
     def add(self, x: Tensor, y: Tensor, grams: int) -> None:
         """Input and output of the norm (b, t, d), in any precision; the first `grams` windows give Gram matrices."""
         if not (x.isfinite().all() and y.isfinite().all()):
-            raise GaugekitError(f"states at {self.norm.where} are NaN or infinite: run the model in float32")
+            raise GaugekitError(f"states at {self.norm.where} are NaN or infinite: run the model in a wider precision")
         x, y = x.detach().double(), y.detach().double()
         n = self.normalized(x)
         if grams:

@@ -41,7 +41,7 @@ def batches(tokenizer: Any, text: Path, length: int, rows: int) -> Iterator[Tens
 
     The file is read piece by piece. A rest shorter than a row is left out, but where it is all there is.
     """
-    before, after = _around(tokenizer)
+    before, after = _around(tokenizer, text)
     room = length - len(before) - len(after)
     if room < 1:
         raise CheckpointError(f"rows of {length} tokens have no room for text: ask for longer ones")
@@ -49,8 +49,7 @@ def batches(tokenizer: Any, text: Path, length: int, rows: int) -> Iterator[Tens
     whole: list[list[int]] = []
     shorter = True
     for piece in _pieces(text):
-        with quiet():  # it would warn of texts longer than the model's longest
-            pending += tokenizer(piece, add_special_tokens=False)["input_ids"]
+        pending += _tokens(tokenizer, piece, text, around=False)
         while len(pending) >= room:
             whole.append(before + pending[:room] + after)
             del pending[:room]
@@ -71,12 +70,25 @@ def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> T
     return next(batches(open_tokenizer(checkpoint), text, length, rows))
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _around(tokenizer: Any, text: Path) -> tuple[list[int], list[int]]:
     """The special tokens before and behind a text."""
-    word = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    start = next(i for i in range(len(whole)) if whole[i : i + len(word)] == word)
+    word, whole = (_tokens(tokenizer, "a", text, around) for around in (False, True))
+    starts = (i for i in range(len(whole) - len(word) + 1) if whole[i : i + len(word)] == word)
+    start = next(starts, None)
+    if start is None:
+        raise CheckpointError("the tokenizer changes a text when it puts special tokens around it: name another one")
     return whole[:start], whole[start + len(word) :]
+
+
+def _tokens(tokenizer: Any, piece: str, text: Path, around: bool) -> list[int]:
+    """Token ids of a piece of a text, with special tokens `around` it or without."""
+    with quiet():  # it would warn of texts longer than the model's longest
+        try:
+            return tokenizer(piece, add_special_tokens=around)["input_ids"]
+        # One that knows no token for unknown words raises a bare Exception.
+        except Exception as error:
+            line = " ".join(str(error).split())
+            raise CheckpointError(f"{text}: the tokenizer cannot read it ({line}); name another one") from error
 
 
 def _pieces(text: Path) -> Iterator[str]:
