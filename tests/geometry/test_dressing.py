@@ -218,6 +218,19 @@ def test_gradients_are_finite_at_ties(name: str, dtype: torch.dtype) -> None:
         assert bool((first == 0).all())
 
 
+def test_gradients_are_bounded_where_rounding_hides_a_gap() -> None:
+    """Small values, apart as the SVD has them, whose squares float32 cannot tell apart."""
+    left, right = random_orthogonal(6, rng(1))[:, :4], random_orthogonal(4, rng(2))
+    for seed in range(400):
+        share = torch.rand(2, generator=rng(seed), dtype=F64).tolist()
+        small = 10 ** (-3 - 3 * share[0])
+        s = torch.tensor([1.0, 0.5, small, small * (1 - 3 * TIE * share[1])], dtype=F64)
+        x = (left @ torch.diag(s) @ right).float().requires_grad_()
+        frame = dress(x).frame
+        (gradient,) = torch.autograd.grad((frame * normal(4, 4, seed=seed).float()).sum(), x)
+        assert float(gradient.abs().max()) * TIE * float(s[-1]) < 10, seed
+
+
 def test_the_derivative_of_a_bare_svd_is_not_finite_there() -> None:
     x = torch.eye(4, dtype=F64).requires_grad_()
     (gradient,) = torch.autograd.grad((x @ torch.linalg.svd(x).Vh.mT * normal(4, 4)).sum(), x)

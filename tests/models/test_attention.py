@@ -15,6 +15,8 @@ from transformers import (
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    WhisperConfig,
+    WhisperModel,
 )
 
 from gaugekit.models.attention import register
@@ -130,6 +132,34 @@ def test_generation_with_a_cache_equals_generation_without(name, cache):
     assert torch.equal(plain, cached)
     model.set_attn_implementation("sdpa")
     assert torch.equal(plain, model.generate(ids, **keywords)) == (name == "gaugekit_dot")
+
+
+def whisper() -> nn.Module:
+    layers = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    widths = {"d_model": 16, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "num_mel_bins": 4}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    lengths = {"max_source_positions": 12, "max_target_positions": 20, "vocab_size": VOCABULARY}
+    return randomized(WhisperModel(WhisperConfig(**layers, **widths, **ends, **lengths)))
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["dot", "rbf", "cosine"])
+def test_cross_attention_sees_everything_at_every_step(name):
+    """12 frames for 9 tokens: neither causal nor cut, at once as one token at a time."""
+    model, ids = whisper(), tokens()
+    sound = torch.randn(3, 4, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    at_once = states(model, f"gaugekit_{name}", input_features=sound, decoder_input_ids=ids)
+    encoded, cache, steps = model.encoder(sound), None, []
+    for i in range(ids.shape[1]):
+        out = model(encoder_outputs=encoded, decoder_input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.last_hidden_state)
+    torch.testing.assert_close(torch.cat(steps, 1), at_once, rtol=1e-10, atol=1e-10)
+    late = torch.cat([sound[..., :-2], sound[..., -2:] + 1], -1)  # the last frame reaches the first token
+    moved = states(model, f"gaugekit_{name}", input_features=late, decoder_input_ids=ids)
+    assert (moved - at_once)[:, 0].abs().max() > 1e-4
+    sdpa = states(model, "sdpa", input_features=sound, decoder_input_ids=ids)
+    assert ((at_once - sdpa).abs().max() < 1e-10) == (name == "dot")
 
 
 def test_training_goes_through():

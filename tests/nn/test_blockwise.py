@@ -151,6 +151,22 @@ def test_gradients_that_would_be_lost_are_refused():
         relational_attention(x, score=lambda g, ii, jj, head: g * gain)
     with torch.no_grad():
         relational_attention(x, score=lambda g, ii, jj, head: g * gain.detach())
+    module = Smooth(1).double()
+    assert relational_attention(x, score=module).requires_grad  # parameters are fine, tensors beside them are not
+    for hold in (nn.Module.register_buffer, setattr):
+        held = Held()
+        hold(held, "gain", gain)
+        with pytest.raises(ValueError, match=r"nn\.Module with parameters"):
+            relational_attention(x, score=held)
+
+
+class Held(nn.Module):
+    """A score with a tensor that is no parameter."""
+
+    gain: Tensor
+
+    def forward(self, g, ii, jj, head):
+        return g * self.gain
 
 
 class Sizes(TorchDispatchMode):

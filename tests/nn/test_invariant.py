@@ -745,6 +745,25 @@ def test_dtypes(rank: int | None, dtype: torch.dtype) -> None:
     assert drawn.to_heads(tolerance=0.1).w_q.dtype == dtype
 
 
+@pytest.mark.parametrize("rank", [None, 16])
+def test_autocast(rank: int | None) -> None:
+    """Also where x itself is read, which no linear map has cast; backward twice, the second time recomputed."""
+    torch.manual_seed(0)
+    module = InvariantAttention(16, 2, rank=rank)
+    x = normal(2, 9, 16).float().requires_grad_()
+    mask = normal(9, 9).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x, mask, is_causal=True)
+    assert y.dtype == torch.bfloat16
+    expected = module(x, mask, is_causal=True)
+    assert (y - expected).abs().max() < 40 * torch.finfo(torch.bfloat16).eps * expected.abs().max()
+    (exact,) = torch.autograd.grad(expected.square().sum(), x)
+    for again in (False, True):
+        (gradient,) = torch.autograd.grad(y.float().square().sum(), x, retain_graph=True, create_graph=again)
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).abs().max() < 40 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+
+
 # --- bad input -----------------------------------------------------------------------------------------------
 
 

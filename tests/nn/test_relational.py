@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from equivariance import assert_equivariant, orthogonal
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from gaugekit.nn import blockwise, fused
 from gaugekit.nn.relational import RelationalAttention, RelationalCache, relational_attention
@@ -201,6 +203,27 @@ def test_a_mask_of_numbers_gets_its_gradient():
     assert gradcheck(lambda m: relational_attention(x, score="rbf", attn_mask=m, is_causal=True), mask)
     with pytest.raises(ValueError, match="attn_mask cannot get a gradient"):
         relational_attention(x, score=learned(), attn_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["dot", "rbf", "learned"])
+@pytest.mark.parametrize("mask_name", ["none", "entries"])
+def test_checkpointing_lets_go_of_states(name, mask_name):
+    """What is computed anew in the backward pass is not kept until then, and gives the same gradient."""
+    x, score, mask, kept = draw(B, H, N, K).requires_grad_(), SCORES[name](), masks(N, N)[mask_name], []
+
+    def layer(x):
+        states = [factor * x for factor in (1.0, 2.0, 3.0)]
+        states.append(relational_attention(*states, score=score, is_causal=True, attn_mask=mask))
+        kept.extend(StorageWeakRef(t.untyped_storage()) for t in states)
+        return 1.5 * states[-1]
+
+    y = checkpoint(layer, x, use_reentrant=False)
+    assert len(kept) == 4 and all(storage.expired() for storage in kept)
+    weights = draw(B, H, N, K, seed=1)
+    (gradient,) = torch.autograd.grad((y * weights).sum(), x)
+    y = layer(x)
+    assert name != "dot" or not kept[4].expired()  # the queries, kept where nothing is checkpointed
+    torch.testing.assert_close(gradient, torch.autograd.grad((y * weights).sum(), x)[0], rtol=0, atol=0)
 
 
 def test_graphs_can_be_kept_and_are_freed():

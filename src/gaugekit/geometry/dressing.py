@@ -142,8 +142,12 @@ class _Turning(Function):
         a = x @ u.mT
         squares = a.square().sum(-2)
         apart = block.unsqueeze(-1) != block.unsqueeze(-2)
-        gap = squares.unsqueeze(-2) - squares.unsqueeze(-1)  # [i, j] = λ_j − λ_i
-        n = torch.where(apart, u @ g.mT / torch.where(apart, gap, 1.0), 0.0)
+        place = torch.arange(u.shape[-2], device=u.device)
+        order = (place.unsqueeze(-1) - place).sign().to(squares.dtype)  # [i, j]: that of λ_j − λ_i
+        gap = order * (squares.unsqueeze(-2) - squares.unsqueeze(-1))
+        # Values that are apart have twice this gap at least; rounding may leave less of it, nothing, or the reverse.
+        gap = torch.maximum(gap, TIE * torch.maximum(squares.unsqueeze(-2), squares.unsqueeze(-1)))
+        n = torch.where(apart, order * (u @ g.mT) / torch.where(apart, gap, 1.0), 0.0)
         grad = a @ ((n + n.mT) @ u)
         if u.shape[-2] < u.shape[-1]:
             inverse = torch.where(live, 1 / torch.where(live, squares, 1.0), 0.0)

@@ -66,11 +66,12 @@ def blockwise_attention(
     A backward pass under `create_graph=True` holds n × m matrices; any other O(n + m).
 
     Raises:
-        ValueError: a gradient is wanted that would not come: of the mask, or of a tensor that a plain function f holds.
+        ValueError: a gradient is wanted that would not come: of the mask, or of a tensor that f holds otherwise than as
+            a module's parameter.
     """
     module = score if isinstance(score, nn.Module) else None
     parameters = dict(module.named_parameters()) if module is not None else {}
-    _refuse_hidden_gradients(score, query)
+    _refuse_hidden_gradients(score, parameters, query)
     if mask is not None and mask.requires_grad:
         raise ValueError("attn_mask cannot get a gradient beside a score f: make it part of f, or detach it")
     offset = key.shape[-2] - query.shape[-2] if causal else None
@@ -79,13 +80,12 @@ def blockwise_attention(
     return _Blockwise.apply(plan, mask, query, key, value, g_ii, g_jj, inverse, *parameters.values())  # type: ignore[return-value]
 
 
-def _refuse_hidden_gradients(score: Score, like: Tensor) -> None:
-    """A tensor that f closes over would silently go without its gradient."""
-    if isinstance(score, nn.Module):
-        return
+def _refuse_hidden_gradients(score: Score, parameters: dict[str, nn.Parameter], like: Tensor) -> None:
+    """A tensor that f closes over, or a module holds beside its parameters, would silently go without its gradient."""
+    plan = _Plan(score, tuple(parameters), None, TILE)
     one = like.new_ones(1, 1, 1)
     with torch.enable_grad():
-        if score(one, one, one, 0).requires_grad:
+        if plan.scores(tuple(p.detach() for p in parameters.values()), one, one, one, 0).requires_grad:
             raise ValueError(
                 "the score depends on a tensor that wants a gradient: make it an nn.Module with parameters"
             )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 __all__ = ["fused_attention", "sliced"]
@@ -73,8 +74,8 @@ class _TwiceDifferentiable(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.causal, ctx.scale = causal, scale
-        ctx.inner = _differentiable((q, k, v, mask), ctx.needs_input_grad[:4], causal, scale)
-        return ctx.inner[1].detach()
+        out, ctx.inner = _differentiable((q, k, v, mask), ctx.needs_input_grad[:4], causal, scale)
+        return out.detach()
 
     @staticmethod
     def backward(ctx, *grad_outputs: Tensor):
@@ -85,7 +86,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
             with sdpa_kernel(SDPBackend.MATH):
                 out = _plain(inputs, ctx.causal, ctx.scale)
         else:
-            inputs, out = ctx.inner or _differentiable(tensors, needs, ctx.causal, ctx.scale)
+            inputs, out = ctx.inner or _differentiable(tensors, needs, ctx.causal, ctx.scale)[1]
             ctx.inner = None  # as autograd frees what it saved; a second pass over a retained graph recomputes it
         wanted = [x for x, need in zip(inputs, needs, strict=True) if x is not None and need]
         grads = iter(torch.autograd.grad(out, wanted, grad_outputs, create_graph=again))
@@ -93,10 +94,27 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
 
 def _differentiable(tensors: Sequence[Tensor | None], needs: Sequence[bool], causal: bool, scale: float):
-    """Leaves in place of the tensors, and the output with its graph on them."""
-    leaves = [None if x is None else x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True)]
+    """The output, and its graph from edges in place of the tensors to an edge in place of the output.
+
+    Edges, because they hold no tensors: what the graph itself has saved, activation checkpointing can drop.
+    """
     with torch.enable_grad():
-        return leaves, _plain(leaves, causal, scale)
+        roots = [_root(x) if x is not None and need else x for x, need in zip(tensors, needs, strict=True)]
+        out = _plain(roots, causal, scale)
+    edges = [get_gradient_edge(x) if x is not None and need else None for x, need in zip(roots, needs, strict=True)]
+    return out, (edges, get_gradient_edge(out))
+
+
+def _root(x: Tensor) -> Tensor:
+    return _Root.apply(x.detach(), x.new_empty(0).requires_grad_())  # type: ignore[return-value]
+
+
+class _Root(torch.autograd.Function):
+    """x as the beginning of a graph that does not hold it, as a leaf would. Gradients are taken at it, not through."""
+
+    @staticmethod
+    def forward(_ctx, x: Tensor, _anchor: Tensor) -> Tensor:
+        return x.detach()
 
 
 def _plain(tensors: Sequence[Tensor | None], causal: bool, scale: float) -> Tensor:

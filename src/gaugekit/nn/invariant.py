@@ -308,6 +308,7 @@ class InvariantAttention(nn.Module):
         flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
         bias = None if self.query_bias is None else self.query_bias.flatten()
         q = F.linear(flat, self.qk.columns.flatten(0, 1), bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        flat = flat.to(q.dtype)  # under autocast q has been cast, and so must x where it is read as it is
         k, v = self.qk.read(flat), self.vo.read(flat)
         o = fused_attention(q, k, v, attn_mask, causal=is_causal, scale=self.head_dim**-0.5)
         y = F.linear(o.transpose(1, 2).flatten(2), self.vo.columns.flatten(0, 1).mT, self.output_bias)

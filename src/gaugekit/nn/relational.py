@@ -60,13 +60,13 @@ def relational_attention(
     Memory is O(n + m), in the forward pass and the backward pass. An `InnerScore` is one call of PyTorch's
     `scaled_dot_product_attention` (one per 512 queries where causality meets a mask or other keys than queries); an f
     goes through FlexAttention on CUDA and in tiles elsewhere. Second derivatives (`create_graph=True`) hold n × m
-    matrices, and are not to be had from FlexAttention or for `torch.func` transforms. Under autocast all of x, key and
-    value are cast; squared lengths, norms and the arithmetic of an f stay in float32 or better.
+    matrices, and are not to be had from FlexAttention. The derivatives of `torch.func` are not supported. Under autocast
+    all of x, key and value are cast; squared lengths, norms and the arithmetic of an f stay in float32 or better.
 
     Raises:
         TypeError: not floating point, or not all of one dtype.
-        ValueError: shapes that do not fit, a temperature that is not positive, an unknown score, causality with fewer
-            keys than queries, or what an f is refused for (`blockwise_attention`).
+        ValueError: shapes that do not fit, a temperature that is not positive (a tensor is not looked into), an unknown
+            score, causality with fewer keys than queries, or what an f is refused for (`blockwise_attention`).
     """
     key = x if key is None else key
     value = key if value is None else value
