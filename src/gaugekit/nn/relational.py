@@ -60,7 +60,7 @@ def relational_attention(
     Memory is O(n + m), in the forward pass and the backward pass. An `InnerScore` is one call of PyTorch's
     `scaled_dot_product_attention` (one per 512 queries where causality meets a mask or other keys than queries); an f
     goes through FlexAttention on CUDA and in tiles elsewhere. Second derivatives (`create_graph=True`) hold n × m
-    matrices, and are not to be had from FlexAttention; derivatives by `torch.func` are not supported. Under autocast all
+    matrices, and are not to be had from FlexAttention; those of `torch.func` are not supported. Under autocast all
     of x, key and value are cast; squared lengths, norms and the arithmetic of an f stay in float32 or better.
 
     Raises:
