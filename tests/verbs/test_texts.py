@@ -55,6 +55,27 @@ def test_pieces_leave_no_trace(tokenizer: Any, tmp_path: Path, monkeypatch: pyte
     assert "".join(line for b in whole for line in characters(b)) == words[: len(words) // 5 * 5]
 
 
+def test_where_a_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a newline, else before a space, which many tokenizers join to the word behind it; else anywhere."""
+    monkeypatch.setattr(texts, "PIECE", 8)
+    cuts = {
+        "ab\ncd efgh\nij": ["ab\n", "cd efgh\n", "ij"],
+        "one two three": ["one two", " three"],
+        "abcdefghijkl": ["abcdefgh", "ijkl"],
+        " bcdefghijkl": [" bcdefgh", "ijkl"],
+        "": [],
+    }
+    for words, pieces in cuts.items():
+        found = list(texts._pieces(write(tmp_path / "a", words)))
+        assert "".join(found) == words
+        assert found == pieces
+
+
+def test_a_byte_order_mark_is_no_text(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfabc")
+    assert [characters(b) for b in batches(tokenizer, tmp_path / "a", 3, 2)] == [["abc"]]
+
+
 def test_special_tokens_stand_around_every_row(framed: Any, tmp_path: Path) -> None:
     text = write(tmp_path / "a", "abcdef")
     assert [characters(b) for b in batches(framed, text, 5, 2)] == [["(abc)", "(def)"]]

@@ -61,7 +61,8 @@ def batches(tokenizer: Any, text: Path, length: int, rows: int) -> Iterator[Tens
         yield torch.tensor(whole)
     if shorter:
         if len(pending) < 2:
-            raise CheckpointError(f"{text} is too short: it has {len(pending)} tokens")
+            found = "1 token" if pending else "no tokens"
+            raise CheckpointError(f"{text} is too short: it has {found}")
         yield torch.tensor([before + pending + after])
 
 
@@ -92,18 +93,14 @@ def _tokens(tokenizer: Any, piece: str, text: Path, around: bool) -> list[int]:
 
 
 def _pieces(text: Path) -> Iterator[str]:
-    """The text, cut between lines where it has any."""
+    """The text without its byte order mark, cut between lines, or before a space where a line is longer than a piece."""
     kept = ""
     try:
-        with text.open(encoding="utf-8") as file:
+        with text.open(encoding="utf-8-sig") as file:
             while piece := file.read(PIECE):
-                head, newline, tail = piece.rpartition("\n")
-                if newline:
-                    yield kept + head + newline
-                    kept = tail
-                else:
-                    yield kept + piece
-                    kept = ""
+                end = piece.rfind("\n") + 1 or max(piece.rfind(" "), 0) or len(piece)
+                yield kept + piece[:end]
+                kept = piece[end:]
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{text}: cannot be read as text ({error})") from error
     if kept:
