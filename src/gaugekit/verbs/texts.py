@@ -93,7 +93,7 @@ def _tokens(tokenizer: Any, piece: str, text: Path, around: bool) -> list[int]:
 
 
 def _pieces(text: Path) -> Iterator[str]:
-    """The text without its byte order mark, cut between lines, or before a space where a line is longer than a piece."""
+    """The text without its byte order mark, cut between lines, or before a space where a line is longer than that."""
     kept = ""
     try:
         with text.open(encoding="utf-8-sig") as file:
