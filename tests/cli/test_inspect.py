@@ -12,6 +12,8 @@ import pytest
 
 import gaugekit.verbs.inspect as verb
 from gaugekit.cli import inspect as command
+from gaugekit.cli import options
+from gaugekit.cli.common import strict_json
 from gaugekit.symmetry import Observable
 
 
@@ -109,10 +111,10 @@ def test_a_path_is_not_markup(run: Callable[..., Any], checkpoint: Path) -> None
 
 def test_infinities_become_null() -> None:
     document = {"a": (1.0, float("inf")), "b": [{"c": float("nan")}], "d": "NaN", "e": True}
-    text = command._strict_json(document)
+    text = strict_json(document)
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [1.0, None], "b": [{"c": None}], "d": "NaN", "e": True}
 
 
 def test_choices_are_those_of_the_verb() -> None:
-    assert get_args(command.Observable) == get_args(Observable)
+    assert get_args(options.ObservableName) == get_args(Observable)
     assert get_args(command.Precision) == get_args(verb.Precision)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import normal, off, weight_of
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.functional import jacobian
@@ -18,21 +19,6 @@ from gaugekit.geometry import normalization as norms
 
 F32, F64 = torch.float32, torch.float64
 EPSILONS = [0.0, 1e-12, 1e-5, 0.1, 1.0]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def weight_of(d: int, seed: int = 1) -> Tensor:
-    """Random, of both signs, away from 0."""
-    raw = normal(d, seed=seed)
-    return raw + raw.sign() * 0.3
-
-
-def off(a: Tensor, b: Tensor) -> float:
-    """Largest difference over the largest entry of b."""
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
 
 
 def rows_jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

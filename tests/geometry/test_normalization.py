@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import normal, off, weight_of
 from equivariance import assert_equivariant, orthogonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,21 +26,6 @@ from gaugekit.linalg import orthonormal_complement_of_ones
 F32, F64 = torch.float32, torch.float64
 EPSILONS = [0.0, 1e-12, 1e-5, 0.1, 1.0]
 few = settings(max_examples=60, deadline=None)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def weight_of(d: int, seed: int = 1) -> Tensor:
-    """Random, of both signs, away from 0."""
-    raw = normal(d, seed=seed)
-    return raw + raw.sign() * 0.3
-
-
-def off(a: Tensor, b: Tensor) -> float:
-    """Largest difference over the largest entry of b."""
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
 
 
 # --- the hyperplane -----------------------------------------------------------------------------------------

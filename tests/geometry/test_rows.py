@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from drawn import normal, off, weight_of
 from torch import Tensor
 
 from gaugekit.geometry import jacobians
@@ -14,21 +15,6 @@ from gaugekit.geometry import normalization as norms
 from gaugekit.geometry.ellipsoid import ellipsoid, kernel, kernel_direction
 
 F32, F64 = torch.float32, torch.float64
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def weight_of(d: int, seed: int = 1) -> Tensor:
-    """Random, of both signs, away from 0."""
-    raw = normal(d, seed=seed)
-    return raw + raw.sign() * 0.3
-
-
-def off(a: Tensor, b: Tensor) -> float:
-    """Largest difference over the largest entry of b."""
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
 
 
 # --- precision ----------------------------------------------------------------------------------------------

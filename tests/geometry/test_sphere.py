@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from drawn import gap, normal, points, tangents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,27 +17,6 @@ from gaugekit.geometry.normalization import centre, layer_norm, rms_norm
 F32, F64 = torch.float32, torch.float64
 few = settings(max_examples=60, deadline=None)
 RADII = [1.0, math.sqrt(6), 8.0]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def points(*shape: int, seed: int = 0, radius: float = 1.0) -> Tensor:
-    x = normal(*shape, seed=seed)
-    return radius * x / x.norm(dim=-1, keepdim=True)
-
-
-def tangents(h: Tensor, length: float | Tensor, seed: int = 5) -> Tensor:
-    v = normal(*h.shape, seed=seed)
-    for _ in range(2):  # once is not enough where v is nearly along h
-        v = v / v.norm(dim=-1, keepdim=True)
-        v = v - h * (h * v).sum(-1, keepdim=True) / h.square().sum(-1, keepdim=True)
-    return length * v / v.norm(dim=-1, keepdim=True)
-
-
-def gap(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())
 
 
 # --- exp, log, distance -------------------------------------------------------------------------------------

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from drawn import normal
 
 from gaugekit.linalg import random_invertible
 from gaugekit.nn.pivoted import PivotedProduct, pivots_first
 
 F64 = torch.float64
 SHAPES = [(4, 4, 3, 9, 3), (4, 2, 3, 9, 5), (4, 1, 3, 9, 9), (2, 2, 4, 4, 4), (2, 1, 1, 5, 1), (2, 1, 6, 4, 4)]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 @pytest.mark.parametrize(("h", "g", "k", "d", "rank"), SHAPES)

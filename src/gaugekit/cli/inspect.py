@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from gaugekit.cli.common import check_device, emit, emit_rich, progress, reporting_errors, tell
-from gaugekit.cli.common import strict_json as _strict_json
+from gaugekit.cli.common import check_device, emit_json, emit_rich, progress, reporting_errors, tell
+from gaugekit.cli.options import Debug, Html, Json, Observable, Revision
 
-# As in the verb, which is not imported for them: it takes torch along, and `--help` should not wait for that.
-Observable = Literal["logprobs", "logits", "hidden"]
-Precision = Literal["stored", "float64", "float32", "bfloat16", "float16"]
+Precision = Literal["stored", "float64", "float32", "bfloat16", "float16"]  # as in the verb, see `gaugekit.cli.options`
 
 
 def inspect(
@@ -25,27 +22,16 @@ def inspect(
             help=r"A directory, a .gguf file, a config.json, or a hub id (org/name\[@revision]) in the local cache.",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="PAGE", help="Also write a self-contained page with plots.")
-    ] = None,
+    as_json: Json = False,
+    html: Html = None,
     no_spectra: Annotated[
         bool, typer.Option("--no-spectra", help="Read headers only: the census, without spectra and norms.")
     ] = False,
-    observable: Annotated[
-        Observable | None,
-        typer.Option(
-            "--observable",
-            show_default="logprobs, or hidden without a language-model head",
-            help="What must not change.",
-        ),
-    ] = None,
+    observable: Observable = None,
     device: Annotated[str, typer.Option("--device", help="Where torch computes the spectra.")] = "cpu",
     dtype: Annotated[Precision, typer.Option("--dtype", help="Round the weights to this precision first.")] = "stored",
-    revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    revision: Revision = None,
+    debug: Debug = False,
 ) -> None:
     """What can be done to the weights of MODEL without changing what it computes, and what no such change can alter.
 
@@ -76,7 +62,7 @@ def inspect(
             write_html(report, html)
             tell(f"wrote page {html}")
         if as_json:
-            emit(_strict_json(report.to_dict()) + "\n")
+            emit_json(report.to_dict())
         else:
             from gaugekit.report.terminal import render
 

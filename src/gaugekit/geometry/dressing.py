@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gaugekit.geometry.rows import as_tokens, largest, power_of_two
+from gaugekit.geometry.rows import as_tokens, largest
 from gaugekit.linalg import ZERO_TIE, degenerate_blocks
+from gaugekit.linalg.scaling import power_of_two
 
 __all__ = ["SVD", "Ambiguity", "Dressed", "Dressing", "ambiguity", "dress"]
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaugekit.geometry.rows import Kind, check_kind, check_shape, power_of_two, wide
+from gaugekit.geometry.rows import Kind, check_kind, check_shape, wide
 from gaugekit.linalg import orthonormal_complement_of_ones
+from gaugekit.linalg.scaling import power_of_two
 
 __all__ = ["Ellipsoid", "ellipsoid", "kernel", "kernel_direction"]
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gaugekit.geometry.dressing import Dressing
-from gaugekit.geometry.rows import as_tokens, largest, power_of_two
+from gaugekit.geometry.rows import as_tokens, largest
+from gaugekit.linalg.scaling import power_of_two
 
 __all__ = ["GramSchmidt", "Polar", "TokenCoordinates"]
 

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from gaugekit.linalg.scaling import power_of_two
+
 __all__ = [
     "Kind",
     "Normalized",
@@ -21,7 +23,6 @@ __all__ = [
     "largest",
     "normalize",
     "plus",
-    "power_of_two",
     "prepare",
     "subtract_mean",
     "times",
@@ -90,12 +91,6 @@ def largest(x: Tensor, *dim: int) -> Tensor:
     """max|x| along the axes given, which stay with size 1; 0 where they hold no entry. It carries no gradient."""
     size = x.detach().abs()
     return size.sum(dim, keepdim=True) if 0 in [x.shape[axis] for axis in dim] else size.amax(dim, keepdim=True)
-
-
-def power_of_two(top: Tensor) -> Tensor:
-    """The p with p ≤ top < 2p; 1 where top is 0."""
-    mantissa, _ = torch.frexp(top)  # in [1/2, 1)
-    return torch.where(top == 0, 1.0, top / (2 * mantissa))
 
 
 class Normalized(NamedTuple):

@@ -33,6 +33,12 @@ def check_pair(a: Tensor, b: Tensor) -> tuple[int, ...]:
         raise ValueError(f"leading dimensions do not broadcast: {tuple(a.shape)} and {tuple(b.shape)}") from None
 
 
+def power_of_two(top: Tensor) -> Tensor:
+    """The p with p <= top < 2p for every top >= 0, in its dtype; 1 where top is 0."""
+    mantissa, _ = torch.frexp(top)  # in [1/2, 1)
+    return torch.where(top == 0, 1.0, top / (2 * mantissa))
+
+
 def scaled(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """x / p in float64, (..., r, m), and the power of two p <= max|x| < 2p of every matrix, (..., 1, 1).
 
@@ -40,8 +46,7 @@ def scaled(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """
     wide = x.detach().to(torch.float64)
     top = _largest(wide, name)
-    mantissa, _ = torch.frexp(top)  # in [1/2, 1)
-    scale = torch.where(top > 0, top / (2 * mantissa), torch.finfo(torch.float64).tiny)
+    scale = torch.where(top > 0, power_of_two(top), torch.finfo(torch.float64).tiny)
     return (wide / scale if x.dtype == torch.float64 else wide.div_(scale)), scale  # never in place on x
 
 

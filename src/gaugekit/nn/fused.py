@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["fused_attention", "sliced"]
+__all__ = ["flat_mask", "fused_attention", "sliced"]
 
 ROWS = 512
 """Queries per call where a mask must be combined with causality: at no time is there more than (..., ROWS, m) of it."""
@@ -36,6 +36,15 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, cau
     else:
         out = torch.cat([_rows(q, k, v, mask, i, min(i + ROWS, n), scale) for i in range(0, n, ROWS)], -2)
     return out[..., :out_width]
+
+
+def flat_mask(mask: Tensor, batch: Sequence[int]) -> Tensor:
+    """A mask that broadcasts to (*batch, h, n, m) over (b, h, n, m), each axis whole or one. Copied only if it varies
+    along axes that merge into b."""
+    mask = mask[(None,) * (4 - mask.ndim)]
+    if len(batch) > 1 and any(size != 1 for size in mask.shape[:-3]):
+        mask = mask.expand(*batch, *mask.shape[-3:])
+    return mask.flatten(0, -4)
 
 
 def sliced(mask: Tensor, rows: slice, keys: slice) -> Tensor:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gaugekit.linalg import apart, beside, product_svd
-from gaugekit.nn.fused import fused_attention
+from gaugekit.nn.fused import flat_mask, fused_attention
 from gaugekit.nn.pivoted import PivotedProduct
 
 __all__ = ["Heads", "InvariantAttention"]
@@ -304,7 +304,8 @@ class InvariantAttention(nn.Module):
         if x.ndim < 2 or x.shape[-1] != self.width:
             raise ValueError(f"x must be (..., n, {self.width}), got {tuple(x.shape)}")
         if attn_mask is not None:
-            attn_mask = flat_mask(attn_mask, (*x.shape[:-2], self.heads, x.shape[-2], x.shape[-2]))
+            check_mask(attn_mask, (*x.shape[:-2], self.heads, x.shape[-2], x.shape[-2]))
+            attn_mask = flat_mask(attn_mask, x.shape[:-2])
         flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
         bias = None if self.query_bias is None else self.query_bias.flatten()
         q = F.linear(flat, self.qk.columns.flatten(0, 1), bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -315,12 +316,11 @@ class InvariantAttention(nn.Module):
         return y.reshape(x.shape)
 
 
-def flat_mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A mask that broadcasts to `shape` (..., h, n, n), with one batch dimension at most."""
+def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    """ValueError unless the mask broadcasts to `shape` (..., h, n, n)."""
     try:
         fits = mask.ndim >= 2 and torch.broadcast_shapes(mask.shape, shape) == shape
     except RuntimeError:
         fits = False
     if not fits:
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not broadcast to (..., heads, n, n) = {shape}")
-    return mask if mask.ndim <= 3 else mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)

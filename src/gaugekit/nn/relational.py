@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gaugekit.nn.blockwise import blockwise_attention
 from gaugekit.nn.flexible import flexible_attention
-from gaugekit.nn.fused import fused_attention
+from gaugekit.nn.fused import flat_mask, fused_attention
 from gaugekit.nn.scores import Bilinear, InnerScore, LearnedScore, Score, resolved
 
 __all__ = ["RelationalAttention", "RelationalCache", "relational_attention"]
@@ -76,7 +76,7 @@ def relational_attention(
         x, key, value = _cast((x, key, value), torch.get_autocast_dtype(x.device.type))
     if isinstance(score, InnerScore):
         q, k, scale = score.factors(x, key, temperature)
-        mask = _mask4(attn_mask, x, x.dtype)
+        mask = _mask(attn_mask, x, x.dtype)
         out = fused_attention(_flat(q), _flat(k), _flat(value), mask, causal=is_causal, scale=scale)
     else:
         out = _by_function(x, key, value, score, temperature, is_causal, attn_mask)
@@ -87,7 +87,7 @@ def _by_function(x, key, value, score: Score, temperature, is_causal: bool, attn
     heads = x.shape[-3] if x.ndim > 2 else 1
     wide = torch.promote_types(x.dtype, torch.float32)
     inverse = (1 / torch.as_tensor(temperature, dtype=wide, device=x.device)).expand(heads)
-    mask = _mask4(attn_mask, x, wide)
+    mask = _mask(attn_mask, x, wide)
     if x.is_cuda and x.dtype != torch.float64:
         return flexible_attention(_flat(x), _flat(key), _flat(value), score, inverse, mask, causal=is_causal)
     q, k, v = (_flat(t) for t in _cast((x, key, value), wide))
@@ -142,15 +142,11 @@ def _flat(t: Tensor) -> Tensor:
     return t[(None,) * (4 - t.ndim)] if t.ndim < 4 else t.flatten(0, -4)
 
 
-def _mask4(mask: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The mask over (b, h, n, m), each axis whole or one. Copied only if it varies along axes that merge into b."""
+def _mask(mask: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`flat_mask`, what is added to scores in their dtype."""
     if mask is None:
         return None
-    mask = mask if mask.dtype == torch.bool else mask.to(dtype)
-    mask = mask[(None,) * (4 - mask.ndim)]
-    if x.ndim > 4 and any(size != 1 for size in mask.shape[:-3]):
-        mask = mask.expand(*x.shape[:-3], *mask.shape[-3:])
-    return mask.flatten(0, -4)
+    return flat_mask(mask if mask.dtype == torch.bool else mask.to(dtype), x.shape[:-3])
 
 
 class RelationalCache:

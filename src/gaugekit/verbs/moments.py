@@ -33,8 +33,8 @@ class Variances:
 
     def add(self, rows: Tensor) -> None:
         """(n, d) in float64, n > 0."""
-        step, weight = _merge(self, rows)
-        self._squares = self._squares + (rows - rows.mean(0)).square().sum(0) + step.square() * weight
+        centred, step, weight = _merge(self, rows)
+        self._squares = self._squares + centred.square().sum(0) + step.square() * weight
 
     def variance(self) -> Tensor:
         """(d,), over the number of rows."""
@@ -50,9 +50,7 @@ class Covariance:
 
     def add(self, rows: Tensor) -> None:
         """(n, d) in float64, n > 0."""
-        centred = rows - rows.mean(0)
-        step, weight = _merge(self, rows)
-        step = step.expand(rows.shape[-1])
+        centred, step, weight = _merge(self, rows)
         self._products = self._products + centred.mT @ centred + step.outer(step) * weight
 
     def matrix(self) -> Tensor:
@@ -60,14 +58,15 @@ class Covariance:
         return self._products / self.count
 
 
-def _merge(kept: Variances | Covariance, rows: Tensor) -> tuple[Tensor, float]:
-    """Merge the means and counts of what is kept and of new rows; returns the step between the two means and the weight
-    of its square, by which sums of squares about the mean grow: a large mean costs no digits (Chan et al. 1979)."""
-    n, before = len(rows), kept.count
-    step = rows.mean(0) - kept.mean
+def _merge(kept: Variances | Covariance, rows: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Merge the means and counts of what is kept and of new rows. Returns the rows about their own mean, the step
+    between the two means and the weight of its square, by which sums of squares about the mean grow: a large mean costs
+    no digits (Chan et al. 1979)."""
+    n, before, mean = len(rows), kept.count, rows.mean(0)
+    step = mean - kept.mean
     kept.count = before + n
     kept.mean = kept.mean + step * (n / kept.count)
-    return step, before * n / kept.count
+    return rows - mean, step, before * n / kept.count
 
 
 class Scalars:

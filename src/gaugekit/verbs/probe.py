@@ -151,10 +151,11 @@ class _Watches:
             return view.read(load_finite(checkpoint, view.name)).double()
 
         wiring = wire(spec, "hidden")[spec.main.name]
+        dtype = next(model.parameters()).dtype
         self.norms: dict[Norm, NormWatch] = {}
         for norm, layer, place in norm_places(spec.main):
             bias = None if norm.bias is None else load(norm.bias)
-            self.norms[norm] = NormWatch(norm, layer, place, load(norm.weight), bias, next(model.parameters()).dtype)
+            self.norms[norm] = NormWatch(norm, layer, place, load(norm.weight), bias, dtype)
         self.heads = [
             HeadWatch(layer, branch.body, wiring.sources[layer, number], load)
             for layer, block in enumerate(spec.main.blocks)
@@ -163,19 +164,25 @@ class _Watches:
         ]
         # What reads the stream as it is, reads what its layer is given: no family has a branch before such attention.
         self._raw = [head for head in self.heads if head.source is None]
+        modules = dict(model.named_modules())
+        prefix = getattr(model, "base_model_prefix", "")
         for norm, watch in self.norms.items():
-            _module(model, norm.where).register_forward_hook(self._watching(norm, watch))
+            _module(modules, norm.where, prefix).register_forward_hook(self._watching(norm, watch))
+
+    @property
+    def _left(self) -> int:
+        """How many of the coming windows are samples."""
+        return self._samples - self.sampled
 
     def _watching(self, norm: Norm, watch: NormWatch) -> Callable[..., None]:
         readers = [head for head in self.heads if head.source == norm]
 
         def hook(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            left = max(0, self._samples - self.sampled)
             # Some classes flatten their windows on the way.
             states, normed = (x.detach().cpu().reshape(*self._shape, -1) for x in (given[0], output))
-            watch.add(states, normed, left)
+            watch.add(states, normed, self._left)
             for head in readers:
-                for window in states[:left]:
+                for window in states[: self._left]:
                     head.search(window)
 
         return hook
@@ -187,17 +194,15 @@ class _Watches:
         weights = out.decoder_attentions if "encoder_outputs" in inputs else out.attentions
         for head, each in zip(self.heads, weights, strict=True):
             head.attend(each.cpu())
-        left = max(0, self._samples - self.sampled)
         for head in self._raw:
-            for window in out.hidden_states[head.layer][:left]:
+            for window in out.hidden_states[head.layer][: self._left]:
                 head.search(window.cpu())
-        self.sampled += min(left, len(weights[0]))
+        self.sampled += min(self._left, len(weights[0]))
 
 
-def _module(model: nn.Module, where: str) -> nn.Module:
-    """The module of a norm; `transformers` leaves out a base model's own name where it is loaded alone."""
-    names = [where, where.partition(".")[2], f"{getattr(model, 'base_model_prefix', '')}.{where}"]
-    modules = dict(model.named_modules())
+def _module(modules: dict[str, nn.Module], where: str, prefix: str) -> nn.Module:
+    """The module of a norm; `transformers` leaves out a base model's own name, its prefix, where it is loaded alone."""
+    names = (where, where.partition(".")[2], f"{prefix}.{where}")
     found = next((modules[name] for name in names if name in modules), None)
     if found is None:
         raise CheckpointError(f"norm {where} is not found in the model that transformers builds")

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from gaugekit.report.findings import place
-from gaugekit.report.plots.base import Key, thinned
+from gaugekit.report.plots.base import Key, norm_axis
 from gaugekit.report.text import measure
 
 if TYPE_CHECKING:
@@ -44,16 +44,7 @@ def level(norms: Norms, key: Key, values: Values) -> Trace:
 
 def layout(norms: Norms, y: dict[str, Any], **more: Any) -> dict[str, Any]:
     """With the axis of norms below."""
-    ticks = thinned(_starts(norms))
-    axis = {
-        "title": {"text": "norms, labelled by layer"},
-        "tickvals": [at for at, _ in ticks],
-        "ticktext": [label for _, label in ticks],
-        "tickangle": 0,
-        "showgrid": False,
-        "zeroline": False,
-        "range": [-0.8, len(norms) - 0.2],
-    }
+    axis = norm_axis(len(norms), _starts(norms))
     return {"hovermode": "closest", "xaxis": axis, "yaxis": y, **more}
 
 

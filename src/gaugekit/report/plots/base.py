@@ -72,6 +72,20 @@ def thinned(items: list[T]) -> list[T]:
     return items[:: -(-len(items) // TICKS) or 1]
 
 
+def norm_axis(count: int, starts: list[tuple[int, str]]) -> dict[str, Any]:
+    """The axis of so many norms, in their order; `starts` are where each layer's begin, and its label."""
+    ticks = thinned(starts)
+    return {
+        "title": {"text": "norms, labelled by layer"},
+        "tickvals": [at for at, _ in ticks],
+        "ticktext": [label for _, label in ticks],
+        "tickangle": 0,
+        "showgrid": False,
+        "zeroline": False,
+        "range": [-0.8, count - 0.2],
+    }
+
+
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
     """A logarithmic axis on which all of these positive numbers lie."""
     powers = [log10(value) for value in values if value is not None]

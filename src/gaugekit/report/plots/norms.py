@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from gaugekit.report.plots.base import Figure, Key, dot, thinned
+from gaugekit.report.plots.base import Figure, Key, dot, norm_axis
 
 if TYPE_CHECKING:
     from gaugekit.verbs.inspect import InspectReport, NormRow
@@ -20,7 +20,6 @@ def norms(report: InspectReport) -> Figure:
         series.setdefault(_without_layer(norm.where), []).append((place, norm))
     keys = [dot(name, index) for index, name in enumerate(series)]
     traces = [_norm_trace(key, members) for key, members in zip(keys, series.values(), strict=True)]
-    ticks = thinned(list(_layer_ticks(report.norms)))
     return Figure(
         id="norms",
         title="Norm weights",
@@ -30,15 +29,7 @@ def norms(report: InspectReport) -> Figure:
         data=traces,
         layout={
             "hovermode": "closest",
-            "xaxis": {
-                "title": {"text": "norms, labelled by layer"},
-                "tickvals": [place for place, _ in ticks],
-                "ticktext": [layer for _, layer in ticks],
-                "tickangle": 0,
-                "showgrid": False,
-                "zeroline": False,
-                "range": [-0.8, len(report.norms) - 0.2],
-            },
+            "xaxis": norm_axis(len(report.norms), list(_layer_ticks(report.norms))),
             "yaxis": {"title": {"text": "weight"}},
         },
         legend=tuple(keys),
