@@ -215,14 +215,11 @@ class QueryKey(Symmetry):
         matrices = torch.zeros(g, k, k, dtype=torch.float64)
         for pairs in turning:
             n = len(pairs)
-            left, right = (
-                torch.linalg.qr(torch.view_as_complex(gaussian(g, n, n, 2, generator=generator)))[0] for _ in range(2)
-            )
-            scales = condition ** (torch.rand(g, n, generator=generator, dtype=torch.float64) - 0.5)
-            if n == 1:  # QR of a 1 x 1 matrix keeps no phase
-                left = left * torch.polar(torch.ones(g, 1, 1).double(), gaussian(g, 1, 1, generator=generator) * 3)
+            block = random_invertible(n, generator, condition, (g,), torch.complex128)
+            if n == 1:
+                block = block * condition ** (torch.rand(g, 1, 1, generator=generator, dtype=torch.float64) - 0.5)
             first, second = (list(side) for side in zip(*pairs, strict=True))
-            place_complex(matrices, first, second, left @ (scales.unsqueeze(-1) * right))
+            place_complex(matrices, first, second, block)
         if still:
             index = torch.tensor(still)
             matrices[:, index.unsqueeze(-1), index] = random_invertible(len(still), generator, condition, (g,))
@@ -358,7 +355,3 @@ class HeadOrder(Discrete):
                 of_queries = False
             order = element if of_queries else groups
             edit.update(view, lambda heads, order=order: heads[order])
-
-
-def gaussian(*shape: int, generator: Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,388 @@
+"""The normalized transformer: every state and every matrix on unit spheres in the stream's d dimensions [nGPT].
+
+A residual update is h ← N(h + |α| ⊙ (N(f(h)) − h)), N(x) = x / |x|, f attention or MLP. There are no other norms, no
+biases, no weight decay and no warm-up; embedding and head are not tied. Matrices stay on their spheres in one of two
+ways: `normalize_(spheres(model))` after each step of an optimizer, or `parametrize(model)`, with which weights are N(V)
+of free V in every forward pass.
+
+At unit V, the gradient for V is the tangential part of the gradient g for the weight w. So a gradient step of V followed
+by `normalize_` retracts the tangent step of w. Without `normalize_`, |V| grows by lr²|g|²/2 a step, and a step turns by
+lr/|V|². A plain gradient step of w that is normalized afterwards turns by lr/(1 − lr w·g), off by a relative O(lr).
+
+Shapes: x (..., n, d), tokens are rows; h heads of dimension k, query head i uses key/value head i // (h/g)
+------
+query (hk, d), key, value (gk, d)     unit rows          out (d, hk)     unit columns
+up, gate (f, d)                       unit rows          down (d, f)     unit columns
+embedding, head (vocab, d)            unit rows
+
+Scales act as weight · init / scale and start with weight = scale:
+α of attention and of MLP     (d,)       init 0.05   scale 1/√d   one each a block
+s_qk, shared by q and k       (h, k)     init 1      scale 1/√d   after rotary and N; scores times √k
+s_u; s_v of the gate          (f,)       init 1      scale 1      the gate has √d besides
+s_z of the logits             (vocab,)   init 1      scale 1/√d
+
+Half precisions: states are normalized in float32 and rounded, so that norms are 1 to rounding of the dtype.
+
+Source: [nGPT] Loshchilov, Hsieh, Sun and Ginsburg, arXiv 2410.01131, section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, register_parametrization
+
+from gaugekit.geometry.rows import wide
+from gaugekit.geometry.sphere import lerp, project
+from gaugekit.nn.fused import fused_attention
+
+__all__ = [
+    "HypersphereAttention",
+    "HypersphereBlock",
+    "HypersphereMLP",
+    "HypersphereTransformer",
+    "Reader",
+    "Rows",
+    "Scale",
+    "Sphere",
+    "UnitNorm",
+    "Writer",
+    "normalize_",
+    "parametrize",
+    "rotary",
+    "spheres",
+]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+# --- which parameters are on spheres ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sphere:
+    """All slices of `parameter` along `dim` are of length 1. `name` is its name in the module that was asked."""
+
+    parameter: nn.Parameter
+    dim: int
+    name: str
+
+
+def spheres(module: nn.Module) -> list[Sphere]:
+    """The parameters of a module and of its parts that are on spheres, each once, in the order of `named_modules`.
+
+    A class of modules declares them as `sphere_dims`, a mapping from names of own parameters to axes, as `Reader` does.
+    Of a parametrized weight (`parametrize`) it is the free parameter behind it. `fully_shard` makes new parameters: ask
+    after it.
+
+    Raises: ValueError if one parameter is declared along two axes, or has a parametrization other than `UnitNorm`.
+    """
+    found: dict[int, Sphere] = {}
+    for prefix, part in module.named_modules():
+        for name, dim in _declared(part).items():
+            chain = _unit_norm(part, name)
+            parameter = getattr(part, name) if chain is None else getattr(chain, "original")  # noqa: B009, not typed
+            local = name if chain is None else f"parametrizations.{name}.original"
+            sphere = Sphere(parameter, dim % parameter.ndim, f"{prefix}.{local}" if prefix else local)
+            first = found.setdefault(id(parameter), sphere)
+            if first.dim != sphere.dim:
+                raise ValueError(f"{first.name} is also {sphere.name}, with axis {sphere.dim} in place of {first.dim}")
+    return list(found.values())
+
+
+@torch.no_grad()
+def normalize_(declared: Iterable[Sphere]) -> None:
+    """Project all slices onto the unit sphere, in place; zero slices stay zero. Half precisions in float32."""
+    for sphere in declared:
+        sphere.parameter.copy_(_along(sphere.parameter, sphere.dim))
+
+
+class UnitNorm(nn.Module):
+    """N along an axis, as a parametrization of `torch.nn.utils.parametrize`. What is assigned is kept as it is."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return _along(weight, self.dim)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+def parametrize(module: M) -> M:
+    """Make all weights on spheres N(V) of free parameters V, in place, and give the module back. V starts as the weight.
+
+    Optimizers made before hold V still. `torch.nn.utils.parametrize.remove_parametrizations` undoes it, with the
+    weights N(V). ValueError where a weight has another parametrization.
+    """
+    for part in list(module.modules()):
+        for name, dim in _declared(part).items():
+            if _unit_norm(part, name) is None:
+                register_parametrization(part, name, UnitNorm(dim))
+    return module
+
+
+def _declared(part: nn.Module) -> Mapping[str, int]:
+    # Of the class: wrappers such as torch.compile's pass on the attributes of the instance that they hold.
+    return getattr(type(part), "sphere_dims", {})
+
+
+def _unit_norm(part: nn.Module, name: str) -> ParametrizationList | None:
+    if not is_parametrized(part, name):
+        return None
+    chain = part.get_submodule(f"parametrizations.{name}")
+    assert isinstance(chain, ParametrizationList)
+    if len(chain) != 1 or not isinstance(chain[0], UnitNorm):
+        raise ValueError(f"{name} of a {type(part).__name__} has a parametrization that is not UnitNorm: remove it")
+    return chain
+
+
+def _along(x: Tensor, dim: int) -> Tensor:
+    return project(x.movedim(dim, -1)).movedim(-1, dim)
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+class _Unit:
+    sphere_dims: ClassVar[Mapping[str, int]]
+
+    def reset_parameters(self) -> None:
+        """Uniformly distributed on the spheres."""
+        assert isinstance(self, nn.Module)
+        own = spheres(self)
+        with torch.no_grad():
+            for sphere in own:
+                sphere.parameter.normal_()
+        normalize_(own)
+
+
+class _UnitLinear(_Unit, nn.Linear):
+    def __init__(self, in_features: int, out_features: int, device=None, dtype=None) -> None:
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+
+
+class Reader(_UnitLinear):
+    """A linear map from the stream, without bias: weight (out, d) with unit rows."""
+
+    sphere_dims = {"weight": 1}  # noqa: RUF012
+
+
+class Writer(_UnitLinear):
+    """A linear map to the stream, without bias: weight (d, in) with unit columns."""
+
+    sphere_dims = {"weight": 0}  # noqa: RUF012
+
+
+class Rows(_Unit, nn.Embedding):
+    """An embedding: weight (vocab, d) with unit rows."""
+
+    sphere_dims = {"weight": 1}  # noqa: RUF012
+
+
+class Scale(nn.Module):
+    """A learned scale: the call gives weight · (init / scale), `shape`, which starts as `init`; weight as `scale`.
+
+    An optimizer such as Adam moves the weight by its learning rate, whatever `init` is, and so the scale by init /
+    scale times that. ValueError unless `init` is finite and `scale` positive and finite.
+    """
+
+    def __init__(self, shape: int | tuple[int, ...], init: float, scale: float, device=None, dtype=None) -> None:
+        super().__init__()
+        if not (math.isfinite(init) and math.isfinite(scale) and scale > 0):
+            raise ValueError(f"init must be finite and scale positive and finite, got init {init}, scale {scale}")
+        self.init, self.scale = init, scale
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.scale)
+
+    def forward(self) -> Tensor:
+        return self.weight * (self.init / self.scale)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, init={self.init}, scale={self.scale:.4g}"
+
+
+class _Composed(nn.Module):
+    def reset_parameters(self) -> None:
+        """All parts anew: after `to_empty`, when made on the meta device."""
+        for part in self.modules():
+            if isinstance(part, _Unit | Scale):
+                part.reset_parameters()
+
+
+def rotary(x: Tensor, base: float) -> Tensor:
+    """x (..., n, k) turned at position p = 0 ... n − 1 by p base^(−2i/k) in the plane of (i, i + k/2), i < k/2; k even.
+
+    In float32, or float64 for that, which the result has.
+    """
+    x = wide(x)
+    n, k = x.shape[-2:]
+    frequency = base ** (-torch.arange(0, k, 2, device=x.device, dtype=x.dtype) / k)
+    angle = torch.arange(n, device=x.device, dtype=x.dtype).unsqueeze(-1) * frequency
+    cosine, sine = angle.cos(), angle.sin()
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+
+class HypersphereAttention(_Composed):
+    """softmax(√k q kᵀ) v with q ← s_qk ⊙ N(rotary(q)) and k likewise, then `out`; (..., n, d) to (..., n, d).
+
+    One s_qk (h, k) stands for both: s_qk² on the queries gives the same scores, which is what is computed, so that with
+    fewer key/value heads than heads it is one vector per query head, as if every query head had a copy of its key.
+
+    Args:
+        width: d.
+        heads: h.
+        kv_heads: g, a divisor of h. Default h.
+        head_dim: k, even. Default d // h.
+        causal: whether tokens see the tokens before them and themselves only.
+        rotary_base: see `rotary`.
+
+    Raises: ValueError for sizes that do not fit, or an input of another width.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary_base: float = 10000.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(width=width, heads=heads)
+        if head_dim is None and width % heads:
+            raise ValueError(f"{heads} heads do not divide width {width}: give head_dim")
+        self.width, self.heads = width, heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.head_dim = width // heads if head_dim is None else head_dim
+        _check_sizes(kv_heads=self.kv_heads, head_dim=self.head_dim)
+        if heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads, got {self.kv_heads} and {heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        if not (math.isfinite(rotary_base) and rotary_base > 0):
+            raise ValueError(f"rotary_base must be positive and finite, got {rotary_base}")
+        self.causal, self.rotary_base = causal, rotary_base
+        inner, shared = heads * self.head_dim, self.kv_heads * self.head_dim
+        self.query = Reader(width, inner, device, dtype)
+        self.key = Reader(width, shared, device, dtype)
+        self.value = Reader(width, shared, device, dtype)
+        self.out = Writer(inner, width, device, dtype)
+        self.s_qk = Scale((heads, self.head_dim), 1.0, width**-0.5, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[-1] != self.width:
+            raise ValueError(f"input must be (..., tokens, {self.width}), got {tuple(x.shape)}")
+        rows = x.unsqueeze(0).flatten(0, -3)
+        maps = (self.query, self.key, self.value)
+        q, k, v = (read(rows).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for read in maps)
+        # Rounded once, to the dtype of v, which under autocast is not that of x.
+        q, k = (project(rotary(z, self.rotary_base)) for z in (q, k))
+        q, k = (z.to(v.dtype) for z in (q * self.s_qk().square().unsqueeze(1), k))
+        share = self.heads // self.kv_heads
+        k, v = (z.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2) for z in (k, v))
+        heads = fused_attention(q, k, v, None, causal=self.causal, scale=math.sqrt(self.head_dim))
+        return self.out(heads.transpose(1, 2).flatten(2)).reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, rotary_base={self.rotary_base}"
+
+
+class HypersphereMLP(_Composed):
+    """down(s_u ⊙ up(x) ⊙ silu(√d s_v ⊙ gate(x))), (..., d) to (..., d), of `hidden` = f units.
+
+    √d as entries of up(x) and gate(x) are cosines in d dimensions, of size 1/√d, where silu is next to linear.
+    """
+
+    def __init__(self, width: int, hidden: int, device=None, dtype=None) -> None:
+        super().__init__()
+        _check_sizes(width=width, hidden=hidden)
+        self.width = width
+        self.up = Reader(width, hidden, device, dtype)
+        self.gate = Reader(width, hidden, device, dtype)
+        self.down = Writer(hidden, width, device, dtype)
+        self.s_u = Scale(hidden, 1.0, 1.0, device, dtype)
+        self.s_v = Scale(hidden, 1.0, 1.0, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, v = self.up(x), self.gate(x)
+        v = F.silu(v * (math.sqrt(self.width) * self.s_v()))
+        return self.down((u * self.s_u() * v).to(u.dtype))
+
+
+class HypersphereBlock(_Composed):
+    """h ← N(h + |α| ⊙ (N(f(h)) − h)) for f attention, then for f MLP; (..., n, d), and |h| = 1 to rounding after it.
+
+    Attention and MLP may be any modules from (..., n, d) to (..., n, d).
+    """
+
+    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, device=None, dtype=None) -> None:
+        super().__init__()
+        _check_sizes(width=width)
+        self.attention, self.mlp = attention, mlp
+        self.alpha_attention = Scale(width, 0.05, width**-0.5, device, dtype)
+        self.alpha_mlp = Scale(width, 0.05, width**-0.5, device, dtype)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = lerp(h, self.attention(h), self.alpha_attention().abs())
+        return lerp(h, self.mlp(h), self.alpha_mlp().abs())
+
+
+class HypersphereTransformer(_Composed):
+    """Logits (..., n, vocab) of tokens (..., n): embedding, blocks, head, times s_z. Arguments as of the parts.
+
+    Parameters: 2 vocab d + vocab in embedding, head and s_z; (2hk + 2gk + 3f + 2) d + hk + 2f a block.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        causal: bool = True,
+        rotary_base: float = 10000.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(vocab=vocab, width=width, layers=layers)
+        self.embedding = Rows(vocab, width, device=device, dtype=dtype)
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            attention = HypersphereAttention(width, heads, kv_heads, head_dim, causal, rotary_base, device, dtype)
+            mlp = HypersphereMLP(width, hidden, device, dtype)
+            self.blocks.append(HypersphereBlock(width, attention, mlp, device, dtype))
+        self.head = Reader(width, vocab, device, dtype)
+        self.s_z = Scale(vocab, 1.0, width**-0.5, device, dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embedding(tokens)
+        for block in self.blocks:
+            h = block(h)
+        logits = self.head(h)
+        return (logits * self.s_z()).to(logits.dtype)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")

@@ -1,0 +1,206 @@
+"""Pairs of factors: where in a model's parameters the A and B of a product G = BᴴA lie, and what acts on them.
+
+Legend
+------
+N            heads (key/value heads where query heads share them), adapters, hidden units: one product each
+r            rank of the product: head dimension, LoRA rank
+m, n         columns of A and of B: what the factor reads or writes, biases included
+A (N, r, m), B (N, r, n);  A → S A, B → S⁻ᴴ B leaves G (N, n, m) alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Generator, Tensor
+
+from gaugekit.linalg import balance, random_invertible
+
+__all__ = ["Block", "Factor", "Pair", "Window", "balance_", "scramble_"]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A part of a factor: `view` maps a tensor of the parameter's shape to the part, (N, r, ...), sharing its memory.
+
+    What follows the first two axes are columns, in any number of axes.
+    """
+
+    parameter: Tensor
+    view: Callable[[Tensor], Tensor]
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """(N, r, columns)."""
+        seen = self.view(torch.empty(self.parameter.shape, device="meta"))
+        return (*seen.shape[:2], prod(seen.shape[2:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """One factor of a product, (N, r, m): its windows side by side, a weight and its bias for instance."""
+
+    windows: tuple[Window, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        heads, rank, _ = self.windows[0].shape
+        return heads, rank, sum(window.shape[2] for window in self.windows)
+
+    def read(self, tensor_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The factor (N, r, m), copied from `tensor_of(parameter)`, tensors of the parameters' shapes: their values,
+        gradients, or any other."""
+        parts = [window.view(tensor_of(window.parameter)).flatten(2) for window in self.windows]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0].contiguous()
+
+    def write(self, value: Tensor, tensor_of: Callable[[Tensor], Tensor]) -> None:
+        """Put (N, r, m) back into `tensor_of(parameter)`, in place."""
+        parts = value.split([window.shape[2] for window in self.windows], -1)
+        for window, part in zip(self.windows, parts, strict=True):
+            seen = window.view(tensor_of(window.parameter))
+            seen.copy_(part.reshape(seen.shape))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of a factor that one matrix group mixes: `rows` as they are, or `pairs` (blocks, n, 2) of rows, each pair
+    one complex row. Without either, all rows."""
+
+    rows: tuple[int, ...] | None = None
+    pairs: tuple[tuple[tuple[int, int], ...], ...] | None = None
+
+    def take(self, factor: Tensor) -> Tensor:
+        """(N, k, m) → (N', r, m), a batch of factors on which GL(r), real or complex, acts."""
+        if self.pairs is not None:
+            index = torch.tensor(self.pairs, device=factor.device)
+            real, imaginary = factor[:, index[..., 0]], factor[:, index[..., 1]]
+            return torch.complex(real, imaginary).flatten(0, 1)
+        return factor if self.rows is None else factor[:, torch.tensor(self.rows, device=factor.device)]
+
+    def put(self, factor: Tensor, value: Tensor) -> None:
+        """Write what `take` took back into (N, k, m), in place."""
+        if self.pairs is not None:
+            index = torch.tensor(self.pairs, device=factor.device)
+            value = value.unflatten(0, (-1, len(self.pairs)))
+            factor[:, index[..., 0]], factor[:, index[..., 1]] = value.real, value.imag
+        elif self.rows is None:
+            factor.copy_(value)
+        else:
+            factor[:, torch.tensor(self.rows, device=factor.device)] = value
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two factors of which a model sees the product only, G = BᵀA for every one of N heads.
+
+    Args:
+        name: how the pair is called in messages and in an optimizer's state: unique in a model.
+        a, b: the factors, (N, r, m) and (N, r, n).
+        turning: pairs of rows that a rotary turn mixes, grouped by frequency: there S commutes with the turns, a
+            complex GL(1), or GL(n) where n pairs turn alike.
+        still: the rows that nothing turns; by default all that `turning` does not name. On them GL acts.
+
+    Raises:
+        ValueError: factors whose heads or ranks differ, or rows that are named twice or not at all.
+    """
+
+    name: str
+    a: Factor
+    b: Factor
+    turning: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        shapes = {window.shape[:2] for factor in (self.a, self.b) for window in factor.windows}
+        if len(shapes) != 1:
+            raise ValueError(f"factors of {self.name} differ in (heads, rank): {sorted(shapes)}")
+        rows = [row for group in self.turning for pair in group for row in pair]
+        if len(set(rows)) != len(rows) or not set(rows) <= set(range(self.a.shape[1])):
+            raise ValueError(f"turning of {self.name} must name rows of {self.a.shape[1]}, each once")
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, name: str = "pair") -> Pair:
+        """The pair of two parameters A (r, m) and B (r, n), or (N, r, m) and (N, r, n)."""
+        for tensor in (a, b):
+            if tensor.ndim not in (2, 3):
+                raise ValueError(f"factors of {name} must be (r, m) or (N, r, m), got {tuple(tensor.shape)}")
+        return cls(name, *(Factor((Window(x, batched if x.ndim == 2 else whole),)) for x in (a, b)))
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The rows by the group that mixes them: turning ones of each multiplicity, then still ones."""
+        if not self.turning:
+            return (Block(),)
+        sizes = sorted({len(group) for group in self.turning})
+        found = [Block(pairs=tuple(g for g in self.turning if len(g) == size)) for size in sizes]
+        taken = {row for group in self.turning for pair in group for row in pair}
+        still = tuple(row for row in range(self.a.shape[1]) if row not in taken)
+        return (*found, Block(rows=still)) if still else tuple(found)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Every parameter that holds a part of the pair, once."""
+        windows = (*self.a.windows, *self.b.windows)
+        return tuple({id(w.parameter): w.parameter for w in windows}.values())
+
+    def factors(self, tensor_of: Callable[[Tensor], Tensor] = lambda p: p.detach()) -> list[tuple[Tensor, Tensor]]:
+        """(A, B) of every block, copies: (N', r, m) and (N', r, n), complex for turning rows."""
+        a, b = self.a.read(tensor_of), self.b.read(tensor_of)
+        return [(block.take(a), block.take(b)) for block in self.blocks]
+
+    @torch.no_grad()
+    def sample(self, generator: Generator, condition: float = 10.0) -> list[Tensor]:
+        """A random element of the group, one (N', r, r) for every block, in float64 or complex128, with the given
+        condition number where r > 1. A single row is scaled by a factor from 1/√condition to √condition and turned."""
+        elements = []
+        for a, _ in self.factors():
+            dtype = torch.complex128 if a.is_complex() else torch.float64
+            element = random_invertible(a.shape[1], generator, condition, a.shape[:1], dtype)
+            if a.shape[1] == 1:
+                spread = torch.rand(a.shape[0], 1, 1, generator=generator, dtype=torch.float64) - 0.5
+                element = element * condition**spread
+            elements.append(element)
+        return elements
+
+    @torch.no_grad()
+    def move_(self, elements: Sequence[Tensor]) -> None:
+        """Act on the parameters, in place: A → S A, B → S⁻ᴴ B, with one S (N', r, r) for every block. The product is
+        kept to rounding in the parameters' dtype, amplified by the condition of S; the algebra is S's own dtype."""
+        self.move_by_([(s, torch.linalg.inv(s).mH) for s in elements])
+
+    @torch.no_grad()
+    def move_by_(self, elements: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """A → S A, B → T B, in place, with (S, T) for every block."""
+        for side, factor in enumerate((self.a, self.b)):
+            whole = factor.read(lambda p: p.detach())
+            wide = whole.double()
+            for block, element in zip(self.blocks, elements, strict=True):
+                matrix = element[side].to(whole.device)
+                block.put(wide, matrix @ block.take(wide).to(matrix.dtype))
+            factor.write(wide.to(whole.dtype), lambda p: p.detach())
+
+
+def scramble_(pairs: Iterable[Pair], generator: Generator, condition: float = 10.0) -> None:
+    """Move every pair to a random place of its orbit, in place: the same function in other coordinates."""
+    for pair in pairs:
+        pair.move_(pair.sample(generator, condition))
+
+
+@torch.no_grad()
+def balance_(pairs: Iterable[Pair]) -> None:
+    """Move every pair to where A Aᴴ = B Bᴴ, in place: the shortest factors of the same product. Directions that the
+    product does not show become zero in both factors."""
+    for pair in pairs:
+        wide = [tuple(x.to(torch.promote_types(x.dtype, torch.float64)) for x in ab) for ab in pair.factors()]
+        pair.move_by_([balance(a, b) for a, b in wide])
+
+
+def batched(x: Tensor) -> Tensor:
+    return x.unsqueeze(0)
+
+
+def whole(x: Tensor) -> Tensor:
+    return x
