@@ -22,6 +22,9 @@ from gaugekit.linalg import balance, random_invertible
 
 __all__ = ["Block", "Factor", "Pair", "Window", "balance_", "scramble_"]
 
+TensorOf = Callable[[Tensor], Tensor | None]
+"""From a parameter to a tensor of its shape."""
+
 
 @dataclass(frozen=True, eq=False)
 class Window:
@@ -37,7 +40,7 @@ class Window:
     def shape(self) -> tuple[int, int, int]:
         """(N, r, columns)."""
         seen = self.view(torch.empty(self.parameter.shape, device="meta"))
-        return (*seen.shape[:2], prod(seen.shape[2:]))
+        return seen.shape[0], seen.shape[1], prod(seen.shape[2:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +54,25 @@ class Factor:
         heads, rank, _ = self.windows[0].shape
         return heads, rank, sum(window.shape[2] for window in self.windows)
 
-    def read(self, tensor_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The factor (N, r, m), copied from `tensor_of(parameter)`, tensors of the parameters' shapes: their values,
-        gradients, or any other."""
-        parts = [window.view(tensor_of(window.parameter)).flatten(2) for window in self.windows]
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0].contiguous()
+    def read(self, tensor_of: TensorOf) -> Tensor:
+        """The factor (N, r, m), copied from `tensor_of(parameter)`: tensors of the parameters' shapes, their values,
+        gradients, or any other. Where that is None, zero."""
+        found = [tensor_of(window.parameter) for window in self.windows]
+        some = next(x for x in found if x is not None)
+        parts = [
+            some.new_zeros(window.shape) if x is None else window.view(x).reshape(window.shape)
+            for window, x in zip(self.windows, found, strict=True)
+        ]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
 
-    def write(self, value: Tensor, tensor_of: Callable[[Tensor], Tensor]) -> None:
-        """Put (N, r, m) back into `tensor_of(parameter)`, in place."""
+    def write(self, value: Tensor, tensor_of: TensorOf) -> None:
+        """Put (N, r, m) back into `tensor_of(parameter)`, in place; where that is None, nowhere."""
         parts = value.split([window.shape[2] for window in self.windows], -1)
         for window, part in zip(self.windows, parts, strict=True):
-            seen = window.view(tensor_of(window.parameter))
-            seen.copy_(part.reshape(seen.shape))
+            into = tensor_of(window.parameter)
+            if into is not None:
+                seen = window.view(into)
+                seen.copy_(part.reshape(seen.shape))
 
 
 @dataclass(frozen=True)
@@ -102,16 +112,19 @@ class Pair:
         a, b: the factors, (N, r, m) and (N, r, n).
         turning: pairs of rows that a rotary turn mixes, grouped by frequency: there S commutes with the turns, a
             complex GL(1), or GL(n) where n pairs turn alike.
-        still: the rows that nothing turns; by default all that `turning` does not name. On them GL acts.
+            The other rows stand still; on them GL acts.
+        positive: only positive scales act: units behind a homogeneous activation, of rank 1.
 
     Raises:
-        ValueError: factors whose heads or ranks differ, or rows that are named twice or not at all.
+        ValueError: factors whose heads or ranks differ, rows that are named twice or not at all, or `positive` at
+            another rank than 1.
     """
 
     name: str
     a: Factor
     b: Factor
     turning: tuple[tuple[tuple[int, int], ...], ...] = ()
+    positive: bool = False
 
     def __post_init__(self) -> None:
         shapes = {window.shape[:2] for factor in (self.a, self.b) for window in factor.windows}
@@ -120,6 +133,8 @@ class Pair:
         rows = [row for group in self.turning for pair in group for row in pair]
         if len(set(rows)) != len(rows) or not set(rows) <= set(range(self.a.shape[1])):
             raise ValueError(f"turning of {self.name} must name rows of {self.a.shape[1]}, each once")
+        if self.positive and self.a.shape[1] != 1:
+            raise ValueError(f"positive scales act on units of rank 1, those of {self.name} have {self.a.shape[1]}")
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, name: str = "pair") -> Pair:
@@ -127,7 +142,8 @@ class Pair:
         for tensor in (a, b):
             if tensor.ndim not in (2, 3):
                 raise ValueError(f"factors of {name} must be (r, m) or (N, r, m), got {tuple(tensor.shape)}")
-        return cls(name, *(Factor((Window(x, batched if x.ndim == 2 else whole),)) for x in (a, b)))
+        factors = [Factor((Window(x, batched if x.ndim == 2 else whole),)) for x in (a, b)]
+        return cls(name, factors[0], factors[1])
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -146,7 +162,7 @@ class Pair:
         windows = (*self.a.windows, *self.b.windows)
         return tuple({id(w.parameter): w.parameter for w in windows}.values())
 
-    def factors(self, tensor_of: Callable[[Tensor], Tensor] = lambda p: p.detach()) -> list[tuple[Tensor, Tensor]]:
+    def factors(self, tensor_of: TensorOf = torch.Tensor.detach) -> list[tuple[Tensor, Tensor]]:
         """(A, B) of every block, copies: (N', r, m) and (N', r, n), complex for turning rows."""
         a, b = self.a.read(tensor_of), self.b.read(tensor_of)
         return [(block.take(a), block.take(b)) for block in self.blocks]
@@ -162,7 +178,7 @@ class Pair:
             if a.shape[1] == 1:
                 spread = torch.rand(a.shape[0], 1, 1, generator=generator, dtype=torch.float64) - 0.5
                 element = element * condition**spread
-            elements.append(element)
+            elements.append(element.abs() if self.positive else element)
         return elements
 
     @torch.no_grad()
@@ -175,12 +191,12 @@ class Pair:
     def move_by_(self, elements: Sequence[tuple[Tensor, Tensor]]) -> None:
         """A → S A, B → T B, in place, with (S, T) for every block."""
         for side, factor in enumerate((self.a, self.b)):
-            whole = factor.read(lambda p: p.detach())
+            whole = factor.read(torch.Tensor.detach)
             wide = whole.double()
             for block, element in zip(self.blocks, elements, strict=True):
                 matrix = element[side].to(whole.device)
                 block.put(wide, matrix @ block.take(wide).to(matrix.dtype))
-            factor.write(wide.to(whole.dtype), lambda p: p.detach())
+            factor.write(wide.to(whole.dtype), torch.Tensor.detach)
 
 
 def scramble_(pairs: Iterable[Pair], generator: Generator, condition: float = 10.0) -> None:
@@ -195,7 +211,8 @@ def balance_(pairs: Iterable[Pair]) -> None:
     product does not show become zero in both factors."""
     for pair in pairs:
         wide = [tuple(x.to(torch.promote_types(x.dtype, torch.float64)) for x in ab) for ab in pair.factors()]
-        pair.move_by_([balance(a, b) for a, b in wide])
+        moves = [balance(a, b) for a, b in wide]
+        pair.move_by_([(s.abs(), t.abs()) for s, t in moves] if pair.positive else moves)
 
 
 def batched(x: Tensor) -> Tensor:

@@ -1,0 +1,302 @@
+"""What optimizers that know pairs share: pairs are read, moved together in batches and written back, and every other
+parameter goes to one of torch's optimizers.
+
+Pairs of like shape are moved in one batch: no loop over heads, and none over small adapters. Of a pair with frozen
+parameters the others move. State lies with the first trained parameter of a pair, under the pair's name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gaugekit.optim.frames import deficient
+from gaugekit.optim.pairs import Factor, Pair
+from gaugekit.optim.sharding import as_share, local, mesh_of, rows_like, share, united, whole
+from gaugekit.optim.wrapping import Wrapper, check_gradients
+
+__all__ = ["Moved", "Paired", "ParamGroup"]
+
+BATCH = 2**20
+"""Numbers of one factor in a batch: small pairs are moved together, large ones one by one, in cache."""
+
+HALF = (torch.float16, torch.bfloat16)
+MASTER = "master"
+COMPLEX = " (re, im)"
+"""Marks complex state, kept as real numbers: torch casts state to the parameter's dtype when it loads it."""
+
+ParamGroup = dict[str, Any]
+
+
+@dataclass
+class Moved:
+    """A batch of blocks in one step: A (N, r, m) and B (N, r, n), their gradients (None where the factor is frozen),
+    the parameter groups that govern them, and the state that `Paired.move` keeps, tensors of N rows each."""
+
+    a: Tensor
+    b: Tensor
+    grad_a: Tensor | None
+    grad_b: Tensor | None
+    group_a: ParamGroup
+    group_b: ParamGroup
+    state: dict[str, Tensor]
+
+
+class Paired(Wrapper):
+    """Base of optimizers that move pairs of factors by `move`, and all other parameters by `inner`.
+
+    Args:
+        inner: one of torch's optimizers, over all parameters.
+        pairs: of parameters that `inner` holds; every parameter in whole or not at all.
+        masters: keep parameters of half precision in float32 as well, and round after each step. Without it the algebra
+            of pairs is float32 all the same, but what a step adds below a half's rounding is lost.
+
+    Raises:
+        ValueError: pairs that overlap, share a name, or cover a parameter only in part.
+    """
+
+    def __init__(self, inner: Optimizer, pairs: Iterable[Pair], masters: bool = False) -> None:
+        super().__init__(inner)
+        self.pairs = tuple(pairs)
+        self.masters = masters
+        check_cover(self.pairs)
+
+    @abstractmethod
+    def move(self, moved: Moved) -> tuple[Tensor, Tensor]:
+        """The factors after the step. `moved.state` is empty at first; what is put there is kept."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step. The closure is evaluated once; its loss is returned.
+
+        Raises:
+            ValueError: a gradient in a pair has NaN or inf entries, or parameters of one factor have different learning
+                rates. Nothing has moved then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            groups = {id(p): group for group in self.param_groups for p in group["params"]}
+            opened = [_Open(self, pair, groups) for pair in self.pairs]
+            check_gradients((pair.name, p) for pair in self.pairs for p in pair.parameters if id(p) in groups)
+            self._step_others()
+            for batch in batches([each for each in opened if each.anchor is not None]):
+                self._step_batch(batch)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which casts state to the parameter's dtype; what is float32 beside half parameters stays so."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, index in zip(group["params"], saved["params"], strict=True):
+                for key, value in state_dict["state"].get(index, {}).items():
+                    if parameter.dtype in HALF and isinstance(value, Tensor) and value.dtype == torch.float32:
+                        self.state[parameter][key] = value.to(parameter.device, copy=True)
+
+    def value(self, parameter: Tensor) -> Tensor:
+        """The parameter, or its float32 master."""
+        if not self.masters or parameter.dtype not in HALF:
+            return parameter.detach()
+        if MASTER not in self.state[parameter]:
+            self.state[parameter][MASTER] = parameter.detach().float()
+        return self.state[parameter][MASTER]
+
+    def _step_others(self) -> None:
+        """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient."""
+        paired = {id(p): p for pair in self.pairs for p in pair.parameters}
+        hidden = [(p, p.grad) for p in paired.values()]
+        low = [
+            (p, p.grad, p.data)
+            for group in self.param_groups
+            for p in group["params"]
+            if self.masters and p.dtype in HALF and p.grad is not None and id(p) not in paired
+        ]
+        try:
+            for parameter, _ in hidden:
+                parameter.grad = None
+            for parameter, gradient, _ in low:
+                # A state with the master alone would look initialised to the inner optimizer.
+                master = self.state[parameter].pop(MASTER, None)
+                parameter.grad = None
+                parameter.data = parameter.detach().float() if master is None else master
+                parameter.grad = gradient.float()
+            self.inner.step()
+        finally:
+            for parameter, gradient, data in low:
+                parameter.grad = None
+                master, parameter.data = parameter.data, data.copy_(parameter.data)
+                parameter.grad = gradient
+                self.state[parameter][MASTER] = master
+            for parameter, gradient in hidden:
+                parameter.grad = gradient
+
+    def _step_batch(self, batch: list[_Open]) -> None:
+        first, heads = batch[0], [each.read() for each in batch]
+        values = [_side_by_side([each.values[side] for each in batch]) for side in (0, 1)]
+        gradients = [_side_by_side([each.gradients[side] for each in batch]) for side in (0, 1) if first.moving[side]]
+        for number, block in enumerate(first.pair.blocks):
+            found = iter(gradients)
+            sides = [
+                (block.take(values[i]), block.take(next(found)) if first.moving[i] else None, first.groups[i])
+                for i in (0, 1)
+            ]
+            if first.swapped:
+                sides.reverse()
+            (a, grad_a, group_a), (b, grad_b, group_b) = sides
+            states = [each.load(number) for each in batch]
+            state = {key: _side_by_side([state[key] for state in states]) for key in states[0]}
+            new = self.move(Moved(a, b, grad_a, grad_b, group_a, group_b, state))
+            for into, value in zip(values, reversed(new) if first.swapped else new, strict=True):
+                block.put(into, value)
+            sizes = [count * len(a) // max(1, sum(heads)) for count in heads]
+            split = {key: value.split(sizes) for key, value in state.items()}
+            for i, each in enumerate(batch):
+                each.keep(number, {key: parts[i] for key, parts in split.items()})
+        for each, *new in zip(batch, *(value.split(heads) for value in values), strict=True):
+            each.write(new)
+
+
+class _Open:
+    """A pair during a step: what is trained of it and by which groups, and its values, read and to be written.
+
+    `anchor` is the parameter that holds the state, None where nothing is trained. `moving`: which of A and B has a
+    gradient. With sharded parameters, all tensors are this process's share of the heads.
+    """
+
+    def __init__(self, optimizer: Paired, pair: Pair, groups: dict[int, ParamGroup]) -> None:
+        self.optimizer, self.pair = optimizer, pair
+        self.sides = (pair.a, pair.b)
+        self.mesh = mesh_of(pair.parameters[0])
+        held = [p for p in pair.parameters if id(p) in groups]
+        self.trained = {id(p) for p in held if p.grad is not None}
+        self.anchor = held[0] if self.trained else None
+        found = [_one_group(factor, pair.name, self.trained, groups) for factor in self.sides]
+        self.moving = tuple(group is not None for group in found)
+        self.groups = tuple(group or {} for group in found)
+        self.swapped = self._is_swapped()
+
+    def _is_swapped(self) -> bool:
+        """Whether A and B change places: of the two, A is the one that must have full rank if one has."""
+        if self.anchor is None:
+            return False
+        for swapped in (False, True):
+            if self.load(0, swapped):
+                return swapped
+        lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: whole(self.optimizer.value(p)))]
+        return any(bool(a.any()) for a, _ in lacking) and not any(bool(b.any()) for _, b in lacking)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What pairs of one batch have in common."""
+        assert self.anchor is not None
+        shapes = self.pair.a.shape[1:], self.pair.b.shape[1:], self.pair.turning, self.moving, self.swapped
+        return *shapes, *map(id, self.groups), frozenset(self.load(0)), self.anchor.dtype, self.anchor.device, self.mesh
+
+    def read(self) -> int:
+        """Read values and gradients of A and B, at least float32. The number of heads."""
+        wholes = self.wholes = {id(p): whole(self.optimizer.value(p)) for p in self.pair.parameters}
+        found = {id(p): whole(p.grad) for p in self.pair.parameters if p.grad is not None and id(p) in self.trained}
+        self.values = [share(_wide(side.read(lambda p: wholes[id(p)])), self.mesh) for side in self.sides]
+        self.gradients = [
+            share(_wide(side.read(lambda p: found.get(id(p)))), self.mesh) if moving else torch.empty(0)
+            for side, moving in zip(self.sides, self.moving, strict=True)
+        ]
+        return len(self.values[0])
+
+    def write(self, new: Sequence[Tensor]) -> None:
+        for side, value, moving in zip(self.sides, new, self.moving, strict=True):
+            if moving:
+                whole_value = united(value, self.mesh, self.pair.a.shape[0])
+                side.write(whole_value, lambda p: self.wholes[id(p)] if id(p) in self.trained else None)
+        for parameter in self.pair.parameters:
+            written = self.mesh is None and not (self.optimizer.masters and parameter.dtype in HALF)
+            if id(parameter) in self.trained and not written:
+                local(parameter.detach()).copy_(rows_like(self.wholes[id(parameter)], parameter))
+
+    def load(self, number: int, swapped: bool | None = None) -> dict[str, Tensor]:
+        """The state of one block: a row for each of its products, kept by heads, which can be shared."""
+        assert self.anchor is not None
+        start = self._start(number, self.swapped if swapped is None else swapped)
+        state = self.optimizer.state.get(self.anchor, {})
+        found = {key.removeprefix(start): local(value) for key, value in state.items() if key.startswith(start)}
+        if self.pair.blocks[number].pairs is not None:
+            found = {key: value.flatten(0, 1) for key, value in found.items()}
+        return {
+            key.removesuffix(COMPLEX): torch.view_as_complex(value) if key.endswith(COMPLEX) else value
+            for key, value in found.items()
+        }
+
+    def keep(self, number: int, state: dict[str, Tensor]) -> None:
+        assert self.anchor is not None
+        pairs = self.pair.blocks[number].pairs
+        for key, value in state.items():
+            name = f"{self._start(number, self.swapped)}{key}{COMPLEX if value.is_complex() else ''}"
+            real = torch.view_as_real(value) if value.is_complex() else value
+            rows = real if pairs is None else real.unflatten(0, (-1, len(pairs)))
+            self.optimizer.state[self.anchor][name] = as_share(rows, self.mesh, self.pair.a.shape[0])
+
+    def _start(self, number: int, swapped: bool) -> str:
+        return f"{self.pair.name}[{number}]{'ᵀ' if swapped else ''}."
+
+
+def batches(opened: Iterable[_Open]) -> Iterator[list[_Open]]:
+    """Pairs that can be moved together, up to BATCH numbers at once, in a fixed order."""
+    alike: dict[tuple[Any, ...], list[_Open]] = {}
+    for each in opened:
+        alike.setdefault(each.signature, []).append(each)
+    for found in alike.values():
+        size = max(prod(factor.shape) for factor in (found[0].pair.a, found[0].pair.b))
+        together = max(1, BATCH // size)
+        for start in range(0, len(found), together):
+            yield found[start : start + together]
+
+
+def check_cover(pairs: Iterable[Pair]) -> None:
+    """ValueError unless names differ and every entry of every parameter in the pairs belongs to one window."""
+    names: set[str] = set()
+    covered: dict[int, tuple[str, Tensor]] = {}
+    for pair in pairs:
+        if pair.name in names:
+            raise ValueError(f"two pairs are called {pair.name}: give every pair its own name")
+        names.add(pair.name)
+        for window in (*pair.a.windows, *pair.b.windows):
+            parameter = window.parameter
+            _, count = covered.setdefault(id(parameter), (pair.name, torch.zeros(parameter.shape, dtype=torch.uint8)))
+            window.view(count).add_(1)
+            if bool((count > 1).any()):
+                raise ValueError(
+                    f"pair {pair.name} overlaps with another: an entry of a parameter has one pair at most"
+                )
+    for name, count in covered.values():
+        if bool((count == 0).any()):
+            raise ValueError(
+                f"a parameter of shape {tuple(count.shape)} belongs to pair {name} in part only, and optimizers move "
+                "parameters as a whole: leave that kind of pair out"
+            )
+
+
+def _one_group(factor: Factor, name: str, trained: set[int], groups: dict[int, ParamGroup]) -> ParamGroup | None:
+    """The parameter group that governs a factor: that of its first trained parameter, from which others may differ in
+    weight decay only."""
+    found = [groups[id(w.parameter)] for w in factor.windows if id(w.parameter) in trained]
+    for group in found[1:]:
+        for key, value in found[0].items():
+            if key not in ("params", "param_names", "weight_decay") and group.get(key) != value:
+                raise ValueError(f"parameters of one factor of {name} have different {key}: put them in like groups")
+    return found[0] if found else None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALF else x
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(parts)) if len(parts) > 1 else parts[0]
