@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gaugekit.errors import CheckpointError, GaugekitError, UnsupportedArchitecture, UnsupportedObservable
+    from gaugekit.models.pairs import pairs
     from gaugekit.verbs.canonicalize import CanonicalizeReport, canonicalize
     from gaugekit.verbs.compare import CompareReport, compare
     from gaugekit.verbs.fingerprint import Fingerprint, fingerprint
@@ -31,6 +32,7 @@ __all__ = [
     "compare",
     "fingerprint",
     "inspect",
+    "pairs",
     "probe",
     "scramble",
     "verify",
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
     # Verbs import torch, which takes seconds; `gaugekit --help` and the errors do without.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    verb = name.removesuffix("Report").lower()
-    home = "gaugekit.errors" if name[0].isupper() and not name.endswith("Report") else f"gaugekit.verbs.{verb}"
-    return getattr(import_module("gaugekit.verbs.fingerprint" if name == "Fingerprint" else home), name)
+    if name[0].isupper() and not name.endswith("Report"):
+        home = "gaugekit.verbs.fingerprint" if name == "Fingerprint" else "gaugekit.errors"
+    elif name == "pairs":
+        home = "gaugekit.models.pairs"
+    else:
+        home = f"gaugekit.verbs.{name.removesuffix('Report').lower()}"
+    return getattr(import_module(home), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -14,7 +14,7 @@ from gaugekit.errors import CheckpointError, UnsupportedArchitecture
 from gaugekit.models import families
 from gaugekit.models.gguf import from_gguf
 from gaugekit.models.quiet import quiet
-from gaugekit.models.source import Source
+from gaugekit.models.source import Layout, Source
 from gaugekit.models.spec import Spec, Stream
 
 # Config fields that never change the function of a model in evaluation.
@@ -40,6 +40,7 @@ class Family:
     refused. `aliases`: prefixes under which the same tensors may be stored. `buffers`: patterns of tensors that
     are no parameters. `outside`: patterns of tensors outside the model proper, with the reason they are dead.
     `wrappers`: model types that hold such a model under `text_config`, beside parts for other kinds of input.
+    `living`: (pattern, name on disk) where a module in memory calls its parameters otherwise than its files do.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Family:
     buffers: tuple[str, ...] = BUFFERS
     outside: tuple[tuple[str, str], ...] = ()
     wrappers: tuple[str, ...] = ()
+    living: tuple[tuple[str, str], ...] = ()
 
 
 def words(fields: str) -> frozenset[str]:
@@ -84,29 +86,51 @@ def read_spec(checkpoint: Checkpoint) -> Spec:
     `CheckpointError` for a tensor that is missing or has another shape than the config gives.
     """
     shapes = {name: header.shape for name, header in checkpoint.headers.items()} or None
+    where = f"{checkpoint.path}/config.json"
     if checkpoint.format == "gguf":
         raw, layout = from_gguf(checkpoint)
-    else:
-        raw, layout = checkpoint.config, None
+        return describe(raw, shapes, where, layout)
+    return describe(checkpoint.config, shapes, where)
+
+
+def family_of(raw: Mapping[str, Any], where: str) -> Family:
+    """The family of a raw config; `where` says in errors whose config it is."""
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
-        raise CheckpointError(f"{checkpoint.path}/config.json names no model_type: add it, or use another checkpoint")
+        raise CheckpointError(f"{where} names no model_type: add it, or use another checkpoint")
     family = registered().get(model_type)
     if family is None:
         known = ", ".join(sorted(registered()))
         raise UnsupportedArchitecture(f"model type {model_type!r} is not supported; supported are {known}")
-    if model_type in family.wrappers:
-        raw = _text_part(checkpoint, raw)
+    return family
+
+
+def describe(
+    raw: dict[str, Any],
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    where: str,
+    layout: Layout | None = None,
+    beside: str | None = None,
+) -> Spec:
+    """The `Spec` of a raw config and of tensors by their names on disk, or of all that the config asks for.
+
+    `beside`: a pattern of tensors beside the model proper, a task's head for instance; they are dead, as those of
+    `Family.outside` are. Raises as `read_spec` does.
+    """
+    family = family_of(raw, where)
+    if raw["model_type"] in family.wrappers:
+        raw = _text_part(raw, where)
     source = Source(family.name, parse_config(family, raw), shapes, family.aliases, layout)
     streams = family.build(source)
-    source.leftover(family.buffers, dict(family.outside))
+    outside = dict(family.outside) | ({} if beside is None else {beside: "beside the model proper"})
+    source.leftover(family.buffers, outside)
     return Spec(family.name, streams, source.tensors, tuple(source.dead), tuple(source.copies))
 
 
-def _text_part(checkpoint: Checkpoint, raw: dict[str, Any]) -> dict[str, Any]:
+def _text_part(raw: dict[str, Any], where: str) -> dict[str, Any]:
     inner = raw.get("text_config")
     if not isinstance(inner, dict) or "model_type" not in inner:
-        raise CheckpointError(f"{checkpoint.path}/config.json has no text_config with a model_type: it is incomplete")
+        raise CheckpointError(f"{where} has no text_config with a model_type: it is incomplete")
     # The wrapper's own word on ties is the one that its class follows.
     return inner | {key: raw[key] for key in ("tie_word_embeddings",) if key in raw}
 

@@ -5,9 +5,9 @@ biases, no weight decay and no warm-up; embedding and head are not tied. Matrice
 ways: `normalize_(spheres(model))` after each step of an optimizer, or `parametrize(model)`, with which weights are N(V)
 of free V in every forward pass.
 
-At unit V, the gradient for V is the tangential part of the gradient g for the weight w. So a gradient step of V followed
-by `normalize_` retracts the tangent step of w. Without `normalize_`, |V| grows by lr²|g|²/2 a step, and a step turns by
-lr/|V|². A plain gradient step of w that is normalized afterwards turns by lr/(1 − lr w·g), off by a relative O(lr).
+At unit V, the gradient for V is the tangential part of the gradient g for the weight w, so that a gradient step of V
+followed by `normalize_` retracts the tangent step of w. Without `normalize_`, |V| grows, and steps have lr/|V|² for lr.
+Plain gradient steps of w that are normalized afterwards have lr/(1 − lr w·g), off by a relative O(lr).
 
 Shapes: x (..., n, d), tokens are rows; h heads of dimension k, query head i uses key/value head i // (h/g)
 ------
@@ -21,7 +21,8 @@ s_qk, shared by q and k       (h, k)     init 1      scale 1/√d   after rotary
 s_u; s_v of the gate          (f,)       init 1      scale 1      the gate has √d besides
 s_z of the logits             (vocab,)   init 1      scale 1/√d
 
-Half precisions: states are normalized in float32 and rounded, so that norms are 1 to rounding of the dtype.
+Half precisions: states are normalized in float32 and rounded, so that norms are 1 to rounding of the dtype. Scales may
+stay in float32 beside matrices in half precision.
 
 Source: [nGPT] Loshchilov, Hsieh, Sun and Ginsburg, arXiv 2410.01131, section 2.
 """
@@ -75,11 +76,10 @@ class Sphere:
 
 
 def spheres(module: nn.Module) -> list[Sphere]:
-    """The parameters of a module and of its parts that are on spheres, each once, in the order of `named_modules`.
+    """The parameters of a module and of its parts that are on spheres, each once.
 
-    A class of modules declares them as `sphere_dims`, a mapping from names of own parameters to axes, as `Reader` does.
-    Of a parametrized weight (`parametrize`) it is the free parameter behind it. `fully_shard` makes new parameters: ask
-    after it.
+    A class of modules declares its own as `sphere_dims`, names to axes, as `Reader` does. For a parametrized weight it
+    is the free parameter behind it. `fully_shard` makes new parameters: ask after it.
 
     Raises: ValueError if one parameter is declared along two axes, or has a parametrization other than `UnitNorm`.
     """
@@ -100,7 +100,13 @@ def spheres(module: nn.Module) -> list[Sphere]:
 def normalize_(declared: Iterable[Sphere]) -> None:
     """Project all slices onto the unit sphere, in place; zero slices stay zero. Half precisions in float32."""
     for sphere in declared:
-        sphere.parameter.copy_(_along(sphere.parameter, sphere.dim))
+        x = wide(sphere.parameter)
+        largest = torch.maximum(x.amax(sphere.dim, keepdim=True), -x.amin(sphere.dim, keepdim=True))
+        x.div_(torch.where(largest == 0, 1.0, largest))  # lest squares overflow or vanish
+        length = torch.linalg.vector_norm(x, 2, sphere.dim, keepdim=True)
+        x.div_(torch.where(length == 0, 1.0, length))
+        if x is not sphere.parameter:
+            sphere.parameter.copy_(x)
 
 
 class UnitNorm(nn.Module):
@@ -111,17 +117,17 @@ class UnitNorm(nn.Module):
         self.dim = dim
 
     def forward(self, weight: Tensor) -> Tensor:
-        return _along(weight, self.dim)
+        return project(weight.movedim(self.dim, -1)).movedim(-1, self.dim)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight
 
 
 def parametrize(module: M) -> M:
-    """Make all weights on spheres N(V) of free parameters V, in place, and give the module back. V starts as the weight.
+    """Make all weights on spheres N(V) of free parameters V, in place; the module is given back.
 
-    Optimizers made before hold V still. `torch.nn.utils.parametrize.remove_parametrizations` undoes it, with the
-    weights N(V). ValueError where a weight has another parametrization.
+    V is the parameter that was the weight, so that optimizers made before hold it. Undone, with N(V) for weights, by
+    `torch.nn.utils.parametrize.remove_parametrizations`. ValueError where a weight has another parametrization.
     """
     for part in list(module.modules()):
         for name, dim in _declared(part).items():
@@ -143,10 +149,6 @@ def _unit_norm(part: nn.Module, name: str) -> ParametrizationList | None:
     if len(chain) != 1 or not isinstance(chain[0], UnitNorm):
         raise ValueError(f"{name} of a {type(part).__name__} has a parametrization that is not UnitNorm: remove it")
     return chain
-
-
-def _along(x: Tensor, dim: int) -> Tensor:
-    return project(x.movedim(dim, -1)).movedim(-1, dim)
 
 
 # --- parts --------------------------------------------------------------------------------------------------
@@ -191,8 +193,8 @@ class Rows(_Unit, nn.Embedding):
 class Scale(nn.Module):
     """A learned scale: the call gives weight · (init / scale), `shape`, which starts as `init`; weight as `scale`.
 
-    An optimizer such as Adam moves the weight by its learning rate, whatever `init` is, and so the scale by init /
-    scale times that. ValueError unless `init` is finite and `scale` positive and finite.
+    Adam moves the weight by its learning rate, and so what acts by init / scale times that. ValueError unless `init` is
+    finite and `scale` positive and finite.
     """
 
     def __init__(self, shape: int | tuple[int, ...], init: float, scale: float, device=None, dtype=None) -> None:
@@ -238,8 +240,8 @@ def rotary(x: Tensor, base: float) -> Tensor:
 class HypersphereAttention(_Composed):
     """softmax(√k q kᵀ) v with q ← s_qk ⊙ N(rotary(q)) and k likewise, then `out`; (..., n, d) to (..., n, d).
 
-    One s_qk (h, k) stands for both: s_qk² on the queries gives the same scores, which is what is computed, so that with
-    fewer key/value heads than heads it is one vector per query head, as if every query head had a copy of its key.
+    s_qk (h, k) on both gives the scores of s_qk² on queries alone, which is what is computed. So where g < h there is
+    one vector a query head still, as if each had its own copy of the key.
 
     Args:
         width: d.
@@ -328,7 +330,8 @@ class HypersphereMLP(_Composed):
 class HypersphereBlock(_Composed):
     """h ← N(h + |α| ⊙ (N(f(h)) − h)) for f attention, then for f MLP; (..., n, d), and |h| = 1 to rounding after it.
 
-    Attention and MLP may be any modules from (..., n, d) to (..., n, d).
+    Attention and MLP may be any modules from (..., n, d) to (..., n, d). They get h as it is; the sum takes N(h), which
+    differs for an h from elsewhere only.
     """
 
     def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, device=None, dtype=None) -> None:

@@ -22,7 +22,18 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-__all__ = ["Lifted", "across", "advance", "deficient", "first_frames", "inverse_root", "orthonormalizing", "times"]
+__all__ = [
+    "Lifted",
+    "across",
+    "advance",
+    "deficient",
+    "first_frames",
+    "inverse_root",
+    "orthonormalizing",
+    "plus",
+    "rounding",
+    "times",
+]
 
 NEAR = 0.3
 """Two Newton-Schulz steps are taken from where |M − I| (Frobenius) is at most this; eigenvectors beyond."""
@@ -34,17 +45,28 @@ be free of the gauge there."""
 
 @dataclass(frozen=True)
 class Lifted:
-    """Both frames and the factors in them: c_a (N, r, r), q_a = c_a A (N, r, m), c_b, q_b alike."""
+    """Frames c_a, c_b (N, r, r), and the factors in the frames before: c_a A = root_a q_a, with q_a (N, r, m) and
+    root_a (N, r, r) near the identity, and c_b B = root_b q_b. They are not multiplied, as root_a goes to a smaller
+    matrix in every product."""
 
     c_a: Tensor
     q_a: Tensor
+    root_a: Tensor
     c_b: Tensor
     q_b: Tensor
+    root_b: Tensor
 
 
 def times(c: Tensor, x: Tensor) -> Tensor:
     """C X, (N, r, r) and (N, r, m)."""
     return c * x if c.shape[-1] == 1 else c @ x
+
+
+def plus(x: Tensor, c: Tensor, y: Tensor, keep: float = 1.0, sign: float = 1.0) -> Tensor:
+    """keep · X + sign · C Y, (N, r, m)."""
+    if c.shape[-1] == 1:
+        return torch.addcmul(x if keep == 1 else keep * x, c.expand_as(y), y, value=sign)
+    return torch.baddbmm(x, c, y, beta=keep, alpha=sign)
 
 
 def across(x: Tensor, y: Tensor) -> Tensor:
@@ -116,21 +138,31 @@ def reduced(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing >= 0 else torch.linalg.qr(x.mH, mode="r").R.mH
 
 
+def rounding(m: Tensor, ratio: Tensor | None = None) -> Tensor:
+    """(N, 1, 1): what of the eigenvalues of M, or of R⁻¹ M R⁻ᴴ, (N, r, r) ≥ 0, cannot be told from zero."""
+    if ratio is not None:
+        m = torch.linalg.solve_ex(ratio, torch.linalg.solve_ex(ratio, m)[0].mH)[0]
+    return torch.finfo(m.dtype).eps * m.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
+
+
 def advance(c_a: Tensor, c_b: Tensor, a: Tensor, b: Tensor, added: Tensor | None, floor: float) -> Lifted:
     """The frames carried to the factors where they are now: turned by the polar factor of C A, as little as possible.
 
     c_b makes B Bᴴ + floor² (A Aᴴ)⁻¹ the identity: a step of length 1 in its rows moves A by 1/floor of itself at most,
     however short B is. `floor` is the length that a step of this optimizer has in invariant units, so this matters only
     for parts of the product that are not longer than that, LoRA's zero B above all. A and B are not alike in this: one
-    of them must be free to leave zero. `added` (N, 1, 1) goes to the diagonal of A Aᴴ.
+    of them must be free to leave zero. `added` (N, 1, 1) goes to the diagonal of A Aᴴ. With floor 0, what is below
+    `rounding` is: c_b would grow without end where B has not full rank and does not move.
     """
     q_a = times(c_a, a)
     m = across(q_a, q_a)
     if added is not None:
         m = m + added * across(c_a, c_a)
-    root = inverse_root(m)
-    c_a, q_a = times(root, c_a), times(root, q_a)
+    root_a = inverse_root(m)
+    c_a = times(root_a, c_a)
     q_b = times(c_b, b)
     ratio = across(c_b, c_a)
-    root = inverse_root(across(q_b, q_b) + floor**2 * across(ratio, ratio))
-    return Lifted(c_a, q_a, times(root, c_b), times(root, q_b))
+    m = across(q_b, q_b)
+    square = floor**2 if floor else rounding(m, ratio)
+    root_b = inverse_root(m + square * across(ratio, ratio))
+    return Lifted(c_a, q_a, root_a, times(root_b, c_b), q_b, root_b)

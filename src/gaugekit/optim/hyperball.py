@@ -22,21 +22,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gaugekit.geometry.rows import wide
-from gaugekit.geometry.sphere import exp, retract, to_tangent
 from gaugekit.nn.hypersphere import Sphere, normalize_
 from gaugekit.optim.wrapping import Wrapper, check_gradients
 
 __all__ = ["Hyperball"]
 
 MOMENTA = ("momentum_buffer", "exp_avg")
-"""Where torch's optimizers keep sums of gradients: SGD, RMSprop and Muon in the first, the family of Adam in the second."""
+"""Where torch's optimizers keep sums of gradients: SGD, RMSprop and Muon in the first, Adam's family in the second."""
 
 
 class Hyperball(Wrapper):
@@ -64,12 +63,17 @@ class Hyperball(Wrapper):
     of: Riemannian Adam in the sense of Bécigneul and Ganea has one for each slice, and is what comes of wrapping an
     Adam that has so.
 
-    DTensors sharded along any axis work; slices along the sharded axis cost a reduction.
+    DTensors sharded along any axis work; slices along the sharded axis cost a reduction, and need an entry in every
+    process.
+
+    Not to be confused with Wen et al.'s Hyperball Optimization (2025), which fixes the Frobenius norms of
+    matrices and of their steps.
 
     Raises:
         ValueError: an unknown mode or method; max_angle with "project", or outside (0, π]; a sphere that is listed
-            twice, or whose parameter is trainable and not the optimizer's; weight decay on a sphere, here or at a step;
-            at a step, a gradient with NaN or inf entries, before anything is moved.
+            twice, or whose parameter is trainable and not the optimizer's, or of whose axis a process holds nothing;
+            weight decay on a sphere, here or at a step; at a step, a gradient with NaN or inf entries, before anything
+            is moved.
     """
 
     def __init__(
@@ -91,7 +95,8 @@ class Hyperball(Wrapper):
             raise ValueError(f"max_angle is in radians, above 0 and at most pi, got {max_angle}")
         self.spheres = tuple(spheres)
         self.mode, self.max_angle, self.method = mode, max_angle, method
-        self._points: list[Tensor] = []
+        self._moving: list[Sphere] = []
+        self._points: list[Tensor] = []  # of those that move, where they were before the step
         self._check_spheres()
         self._check_weight_decay()
         # Normalising is not idempotent to the last bit, and a run resumed from its weights should be the unbroken one.
@@ -101,46 +106,39 @@ class Hyperball(Wrapper):
         self._check_weight_decay()
         names = {id(sphere.parameter): sphere.name for sphere in self.spheres}
         check_gradients((names.get(id(p), name), p) for name, p in self.parameters())
+        # Without a gradient the inner optimizer leaves a parameter alone.
+        self._moving = [sphere for sphere in self.spheres if sphere.parameter.grad is not None]
         if self.mode == "tangent":
-            for sphere in self._moving():
-                point, gradient = sphere.parameter, sphere.parameter.grad
-                assert gradient is not None
-                gradient.copy_(_tangent_part(point, gradient, sphere.dim))
-            self._points = [sphere.parameter.clone() for sphere in self._moving()]
+            for sphere in self._moving:
+                _make_tangent(sphere.parameter.grad, sphere)
+            self._points = [sphere.parameter.clone() for sphere in self._moving]
 
     def after(self) -> None:
         if self.mode == "project":
-            return normalize_(self._moving())
-        for sphere, point in zip(self._moving(), self._points, strict=True):
-            parameter, dim = sphere.parameter, sphere.dim
-            old = wide(point).movedim(dim, -1)
-            parameter.copy_(self._moved(old, wide(parameter).movedim(dim, -1) - old).movedim(-1, dim))
-            state = self.state[parameter]
-            for momentum in (state[key] for key in MOMENTA if isinstance(state.get(key), Tensor)):
-                momentum.copy_(_tangent_part(parameter, momentum, dim))
-        self._points = []
-        return None
+            normalize_(self._moving)
+        for sphere, point in zip(self._moving, self._points, strict=False):
+            sphere.parameter.copy_(self._moved(wide(point), wide(sphere.parameter), sphere.dim))
+            for key in MOMENTA:
+                _make_tangent(self.state[sphere.parameter].get(key), sphere)
+        self._moving, self._points = [], []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_points": []}
-
-    def _moving(self) -> list[Sphere]:
-        """The spheres that the inner optimizer steps: without a gradient it leaves a parameter alone."""
-        return [sphere for sphere in self.spheres if sphere.parameter.grad is not None]
-
-    def _moved(self, h: Tensor, displacement: Tensor) -> Tensor:
-        """Where the points h (..., d) go, (..., d)."""
-        v = to_tangent(h, displacement)
-        longest = v.abs().amax(-1, keepdim=True)
-        moves = (longest > 0) & (h.abs().amax(-1, keepdim=True) > 0)
+    def _moved(self, h: Tensor, stepped: Tensor, dim: int) -> Tensor:
+        """Where the unit slices h go that the inner optimizer has put at `stepped`."""
+        # cos θ u + sin θ v / |v| as `geometry.sphere` has it, in fewer passes: h is of unit norm and needs no scaling.
+        v = stepped - h
+        v = v.sub_(h * _radial(h, v, dim))
+        largest = v.abs().amax(dim, keepdim=True)
+        moves = (largest != 0) & (_dot(h, h, dim) != 0)  # NaN moves too, and shows
+        v = v.div_(torch.where(moves, largest, 1.0))  # the square of a large v would overflow
+        size = _dot(v, v, dim).sqrt()
+        theta = largest * size
+        if self.method == "retract":
+            theta = theta.atan()
         if self.max_angle is not None:
-            limit = self.max_angle
-            if self.method == "retract":
-                limit = math.tan(limit) if limit < math.pi / 2 else math.inf
-            direction = v / torch.where(moves, longest, 1.0)  # lengths of large vectors would overflow
-            length = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-            v = torch.where(longest * length > limit, direction * (limit / length), v)
-        return torch.where(moves, (retract if self.method == "retract" else exp)(h, v), h)
+            theta = theta.clamp(max=self.max_angle)
+        turned = (h * theta.cos()).add_(v.mul_(theta.sin() / torch.where(moves, size, 1.0)))
+        length = _dot(turned, turned, dim).sqrt()  # 1 up to what rounding has left of a long radial part
+        return torch.where(moves, turned.div_(torch.where(moves, length, 1.0)), h)
 
     def _check_spheres(self) -> None:
         stepped, seen = {id(p) for _, p in self.parameters()}, set()
@@ -149,6 +147,11 @@ class Hyperball(Wrapper):
                 raise ValueError(f"{sphere.name} is listed twice: a parameter lives on spheres along one axis")
             if sphere.parameter.requires_grad and id(sphere.parameter) not in stepped:
                 raise ValueError(f"{sphere.name} is not among the optimizer's parameters: give each optimizer its own")
+            if _has_empty_shards(sphere):
+                raise ValueError(
+                    f"{sphere.name} has processes without an entry of axis {sphere.dim}, the axis of its spheres: "
+                    "shard it along another axis, or over fewer processes"
+                )
             seen.add(id(sphere.parameter))
 
     def _check_weight_decay(self) -> None:
@@ -157,13 +160,26 @@ class Hyperball(Wrapper):
             name = next((names[id(p)] for p in group["params"] if id(p) in names), None)
             if name is not None and group.get("weight_decay", 0) != 0:
                 raise ValueError(
-                    f"weight decay of {group['weight_decay']} on {name}, which lives on a sphere, would only change the "
-                    "length of its steps: set weight_decay=0 in its group"
+                    f"weight decay of {group['weight_decay']} on {name}, which lives on a sphere, would only change "
+                    "the length of its steps: set weight_decay=0 in its group"
                 )
 
 
-def _tangent_part(point: Tensor, v: Tensor, dim: int) -> Tensor:
-    return to_tangent(wide(point).movedim(dim, -1), wide(v).movedim(dim, -1)).movedim(-1, dim)
+def _make_tangent(v: Tensor | None, sphere: Sphere) -> None:
+    """Takes the radial part of a gradient or a momentum away, in place, if there is one."""
+    if isinstance(v, Tensor):
+        point = wide(sphere.parameter)
+        v.sub_(point * _radial(point, wide(v), sphere.dim))
+
+
+def _radial(point: Tensor, v: Tensor, dim: int) -> Tensor:
+    """(point · v) / |point|² of each slice, of size 1 along dim; 0 at zero."""
+    square = _dot(point, point, dim)
+    return _dot(point, v, dim).div_(torch.where(square > 0, square, 1.0))
+
+
+def _dot(x: Tensor, y: Tensor, dim: int) -> Tensor:
+    return (x * y).sum(dim, keepdim=True)
 
 
 def _is_unit(sphere: Sphere) -> bool:
@@ -171,3 +187,17 @@ def _is_unit(sphere: Sphere) -> bool:
     x = sphere.parameter.detach()
     length = torch.linalg.vector_norm(wide(x), dim=sphere.dim, keepdim=True)
     return bool((((length - 1).abs() <= 4 * torch.finfo(x.dtype).eps) | (length == 0)).all())
+
+
+def _has_empty_shards(sphere: Sphere) -> bool:
+    """Whether some process holds nothing of a DTensor's axis; the same in all, so that none waits for the others."""
+    parameter, dim = sphere.parameter, sphere.dim % sphere.parameter.ndim
+    length = parameter.shape[dim]
+    for axis, placement in enumerate(getattr(parameter, "placements", ())):
+        if length > 0 and placement.is_shard(dim):
+            count = getattr(parameter, "device_mesh").size(axis)  # noqa: B009, not typed
+            share = -(-length // count)  # of the first process, and of all but the last ones
+            if -(-length // share) < count:
+                return True
+            length = share
+    return False

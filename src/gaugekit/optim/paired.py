@@ -190,7 +190,8 @@ class _Open:
         for swapped in (False, True):
             if self.load(0, swapped):
                 return swapped
-        lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: whole(self.optimizer.value(p)))]
+        factors = self.pair.factors(lambda p: _wide(whole(p.detach())))
+        lacking = [(deficient(a), deficient(b)) for a, b in factors]
         return any(bool(a.any()) for a, _ in lacking) and not any(bool(b.any()) for _, b in lacking)
 
     @property
@@ -254,7 +255,7 @@ def batches(opened: Iterable[_Open]) -> Iterator[list[_Open]]:
         alike.setdefault(each.signature, []).append(each)
     for found in alike.values():
         size = max(prod(factor.shape) for factor in (found[0].pair.a, found[0].pair.b))
-        together = max(1, BATCH // size)
+        together = max(1, BATCH // max(1, size))
         for start in range(0, len(found), together):
             yield found[start : start + together]
 

@@ -19,7 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaugekit.optim.frames import Lifted, across, advance, first_frames, inverse_root, orthonormalizing, times
+from gaugekit.optim.frames import (
+    Lifted,
+    across,
+    advance,
+    first_frames,
+    inverse_root,
+    orthonormalizing,
+    plus,
+    rounding,
+    times,
+)
 from gaugekit.optim.paired import Moved, Paired, ParamGroup
 from gaugekit.optim.pairs import Pair
 
@@ -87,9 +97,13 @@ class QuotientSGD(Paired):
             pushed = times(c_a, moved.grad_b).abs().square().sum((1, 2), keepdim=True) / a.shape[1]
             pushed = float(moved.group_b["lr"]) ** 2 * pushed
         q = times(dual, b)
-        c_b = times(orthonormalizing(across(q, q) + pushed * eye), dual)
+        m = across(q, q)
+        c_b = times(orthonormalizing(m + (pushed + rounding(m)) * eye), dual)
         both = moved.grad_a is not None and moved.grad_b is not None
         inverse_k, inverse_l = times(c_a.mH, c_a), times(c_b.mH, c_b)
+        if moved.grad_b is None:  # where B has no rows, rounding is all that the gradient of A has
+            q = times(c_b, b)
+            inverse_l = times(c_b.mH, times(across(q, q), c_b))
         v_a, xi_a = _velocity(moved.grad_a, inverse_l, a, moved.group_a, both, state, "velocity_a")
         v_b, xi_b = _velocity(moved.grad_b, inverse_k, b, moved.group_b, both, state, "velocity_b")
         if v_a is not None and v_b is not None and moved.group_a["momentum"]:
@@ -156,11 +170,14 @@ class QuotientAdam(Paired):
         u_b = _direction(moved.grad_b, at.c_a, moved.group_b, state, "b")
         if u_a is not None and u_b is not None:
             u_a, u_b = horizontal(at, u_a, u_b)
+        elif u_a is not None:
+            q = times(at.root_b, at.q_b)
+            u_a = times(across(q, q), u_a)  # where B has no rows, rounding is all that moments have seen
         share = 1.0 if u_a is None or u_b is None else 0.5
         if u_a is not None:
-            a = _kept(moved.group_a) ** share * a - times(at.c_b.mH, u_a)
+            a = plus(a, at.c_b.mH, u_a, keep=_kept(moved.group_a) ** share, sign=-1)
         if u_b is not None:
-            b = _kept(moved.group_b) ** share * b - times(at.c_a.mH, u_b)
+            b = plus(b, at.c_a.mH, u_b, keep=_kept(moved.group_b) ** share, sign=-1)
         return a, b
 
 
@@ -195,8 +212,8 @@ def _stepped(factor: Tensor, velocity: Tensor | None, xi: Tensor | None, group: 
 
 
 def _kept(group: ParamGroup) -> float:
-    """What decoupled decay of ‖BᴴA‖²/2 leaves of G."""
-    return 1 - float(group["lr"]) * group["weight_decay"]
+    """What decoupled decay of ‖BᴴA‖²/2 leaves of G, nothing at worst."""
+    return max(0.0, 1 - float(group["lr"]) * group["weight_decay"])
 
 
 def _direction(
@@ -228,5 +245,5 @@ def _direction(
 def horizontal(at: Lifted, u_a: Tensor, u_b: Tensor) -> tuple[Tensor, Tensor]:
     """Steps in the frames without their part along the orbit, (X Q_A, −Xᴴ Q_B) with 2X = U_A Q_Aᴴ − Q_B U_Bᴴ: the
     closed form of the mixed metric, in frames where both factors are orthonormal."""
-    x = (across(u_a, at.q_a) - across(at.q_b, u_b)) / 2
-    return u_a - times(x, at.q_a), u_b + times(x.mH, at.q_b)
+    x = (times(across(u_a, at.q_a), at.root_a.mH) - times(at.root_b, across(at.q_b, u_b))) / 2
+    return plus(u_a, times(x, at.root_a), at.q_a, sign=-1), plus(u_b, times(x.mH, at.root_b), at.q_b)

@@ -74,7 +74,9 @@ FAMILY = Family(
         " rope_parameters rope_scaling rope_theta sliding_window sliding_window_pattern tie_word_embeddings"
         " use_bidirectional_attention vocab_size"
     ),
-    aliases=(("model.", ""), ("model.", "language_model.model."), ("model.", "model.language_model.")),
+    aliases=tuple(
+        ("model.", other) for other in ("", "language_model.model.", "model.language_model.", "language_model.")
+    ),
     outside=((r"(^|\.)(vision_tower|multi_modal_projector)\.", "image part, outside a text observable"),),
     wrappers=("gemma3",),
 )

@@ -48,4 +48,10 @@ FAMILY = Family(
     build=build,
     fields=words(f"{FIELDS} num_experts_per_tok num_local_experts router_jitter_noise"),
     aliases=(("model.", ""),),
+    living=(
+        (r"\.mlp\.gate\.", ".block_sparse_moe.gate."),
+        (r"\.mlp\.experts\.(\d+)\.gate_proj\.", r".block_sparse_moe.experts.\1.w1."),
+        (r"\.mlp\.experts\.(\d+)\.up_proj\.", r".block_sparse_moe.experts.\1.w3."),
+        (r"\.mlp\.experts\.(\d+)\.down_proj\.", r".block_sparse_moe.experts.\1.w2."),
+    ),
 )

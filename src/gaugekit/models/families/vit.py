@@ -5,7 +5,7 @@ DINOv2 adds a LayerScale on each branch and, in its largest model, a gated MLP.
 
 from __future__ import annotations
 
-from gaugekit.models.parts import activation, attention, norm, plain_mlp, rows
+from gaugekit.models.parts import activation, attention, gated_mlp, norm, plain_mlp, rows
 from gaugekit.models.registry import Family, words
 from gaugekit.models.source import Source
 from gaugekit.models.spec import MLP, Block, Branch, Linear, Stream, Table
@@ -43,6 +43,8 @@ def dinov2_mlp(t: Source, at: str, act: str) -> MLP:
     if not c.use_swiglu_ffn:
         return plain_mlp(t, f"{at}.fc1", f"{at}.fc2", d, f, act)
     f = (int(f * 2 / 3) + 7) // 8 * 8
+    if t.has(f"{at}.gate_proj.weight", otherwise=False):  # a living module holds apart what files hold fused
+        return gated_mlp(t, at, d, f, "silu", bias=True)
     both: Linear = t.linear(f"{at}.weights_in", 2 * f, d)
     return MLP(up=rows(both, f, f), gate=rows(both, 0, f), down=t.writer(f"{at}.weights_out", d, f), activation="silu")
 
@@ -101,6 +103,15 @@ FAMILY = Family(
         " pooler_output_size qkv_bias reshape_hidden_states stage_names use_mask_token use_swiglu_ffn"
     ),
     aliases=(("vit.", ""), ("dinov2.", "")),
+    living=(
+        (r"(^|\.)layers\.(\d+)\.mlp\.fc1\.", r"\1layers.\2.intermediate.dense."),
+        (r"(^|\.)layers\.(\d+)\.mlp\.fc2\.", r"\1layers.\2.output.dense."),
+        (r"(^|\.)layers\.(\d+)\.", r"\1encoder.layer.\2."),
+        (r"\.attention\.q_proj\.", ".attention.attention.query."),
+        (r"\.attention\.k_proj\.", ".attention.attention.key."),
+        (r"\.attention\.v_proj\.", ".attention.attention.value."),
+        (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    ),
     outside=(
         (r"^(vit\.)?pooler\.", "pooler, outside the hidden states"),
         (r"^(classifier|decoder)\.", "task head, outside the hidden states"),

@@ -1,0 +1,375 @@
+"""What test_sharded.py runs under torchrun, or in one process: a model trained sharded and whole, and checkpoints.
+
+    python sharded_worker.py OUT COMMAND [FOLDER]      or      torchrun --nproc-per-node=2 sharded_worker.py ...
+
+Every process writes what it found to OUT-rank.json; what must hold is said in the test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.nn.functional import cross_entropy, relu, scaled_dot_product_attention
+
+from gaugekit.optim.finding import find_pairs
+from gaugekit.optim.paired import Paired
+from gaugekit.optim.pairs import Factor, Pair, Window
+from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
+
+Make = Callable[..., Paired]
+
+OPTIMIZERS: dict[str, Make] = {
+    "adam": partial(QuotientAdam, lr=0.01, eps=1e-4, weight_decay=0.1),
+    "sgd": partial(QuotientSGD, lr=0.2, momentum=0.9, weight_decay=0.01),
+}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+RUNS = [(name, dtype) for name in OPTIMIZERS for dtype in DTYPES]
+VOCABULARY, WIDTH, STEPS, RESUMED = 11, 12, 4, 3
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+# --- a small model of every kind of pair ----------------------------------------------------------------------
+
+
+class Rotary(nn.Module):
+    """Six query heads on three key/value heads of six dimensions, of which four turn, at two frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, 6 * heads) for heads in (6, 3, 3))
+        self.o = nn.Linear(36, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, 6)).transpose(-2, -3) for layer in (self.q, self.k, self.v))
+        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+        seen = scaled_dot_product_attention(turned(q, angle), turned(k, angle), v, is_causal=True, enable_gqa=True)
+        return self.o(seen.transpose(-2, -3).flatten(-2))
+
+    def pairs(self, name: str) -> list[Pair]:
+        def grouped(x: Tensor) -> Tensor:
+            return x.unflatten(0, (3, 2, 6)).transpose(1, 2)
+
+        def rows(x: Tensor) -> Tensor:
+            return x.unflatten(0, (3, 6))
+
+        queries = Factor((Window(self.q.weight, grouped), Window(self.q.bias, lambda x: grouped(x.unsqueeze(-1)))))
+        keys = Factor((Window(self.k.weight, rows), Window(self.k.bias, lambda x: rows(x.unsqueeze(-1)))))
+        values = Factor((Window(self.v.weight, rows), Window(self.v.bias, lambda x: rows(x.unsqueeze(-1)))))
+        outputs = Factor((Window(self.o.weight, lambda x: grouped(x.T)),))
+        return [
+            Pair(f"{name}.qk", queries, keys, turning=(((0, 2),), ((1, 3),))),
+            Pair(f"{name}.vo", values, outputs),
+        ]
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    real, imaginary, still = x[..., :2], x[..., 2:4], x[..., 4:]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos, still), -1)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, one of whose factors is zero at first."""
+
+    def __init__(self, zero: str) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.randn(WIDTH, 2))
+        nn.init.zeros_(getattr(self, zero))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+    def pairs(self, name: str) -> list[Pair]:
+        b = Factor((Window(self.b, lambda x: x.T.unsqueeze(0)),))
+        return [Pair(f"{name}.lora", Factor((Window(self.a, lambda x: x.unsqueeze(0)),)), b)]
+
+
+class Units(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(relu(self.up(x)))
+
+    def pairs(self, name: str) -> list[Pair]:
+        up = (Window(self.up.weight, lambda x: x[:, None]), Window(self.up.bias, lambda x: x[:, None, None]))
+        return [Pair(f"{name}.units", Factor(up), Factor((Window(self.down.weight, lambda x: x.T[:, None]),)), (), True)]
+
+
+class Block(nn.Module):
+    def __init__(self, zero: str) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.plain = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.rotary, self.adapted, self.units = Rotary(), Adapted(zero), Units()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](x)
+        x = x + self.plain(h, h, h, need_weights=False)[0] + self.rotary(h)
+        h = self.norms[1](x)
+        return x + self.adapted(h) + self.units(h)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block(zero) for zero in "ba")
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def pairs_of(model: nn.Module) -> list[Pair]:
+    own = [m.pairs(name) for name, m in model.named_modules() if isinstance(m, Rotary | Adapted | Units)]
+    return [*find_pairs(model), *(pair for pairs in own for pair in pairs)]
+
+
+def made(dtype: torch.dtype, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    return Model().to(dtype)
+
+
+def shard(model: Model, mesh: Any) -> Model:
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def optimizer_of(model: nn.Module, name: str, **options: Any) -> Paired:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return OPTIMIZERS[name](trained, pairs=pairs_of(model), **options)
+
+
+def backward(model: nn.Module, step: int, rank: int = 0, world: int = 1) -> None:
+    """The gradient of a mean over four sequences, of which a process has every world-th."""
+    model.zero_grad()
+    tokens = torch.randint(VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(step))[rank::world]
+    cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+
+def train(model: nn.Module, optimizer: Paired, steps: Iterable[int], rank: int = 0, world: int = 1) -> None:
+    for step in steps:
+        backward(model, step, rank, world)
+        optimizer.step()
+
+
+def full(x: Tensor) -> Tensor:
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: full(p) for name, p in model.named_parameters()}
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
+
+# --- sharded against whole ------------------------------------------------------------------------------------
+
+
+def compare(out: dict[str, Any]) -> None:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for name, dtype in RUNS:
+        found = out[f"{name} {dtype}"] = {}
+        model, sharded = made(DTYPES[dtype]), shard(made(DTYPES[dtype]), mesh)
+        start = values(model)
+        alone, together = optimizer_of(model, name), optimizer_of(sharded, name)
+        found["start"] = apart(start, values(sharded))
+        train(model, alone, [0])
+        train(sharded, together, [0], RANK, WORLD)
+        found["one step"] = apart(values(model), values(sharded))
+        found["moved"] = apart(start, values(model))
+        train(model, alone, range(1, STEPS))
+        train(sharded, together, range(1, STEPS), RANK, WORLD)
+        found["all steps"] = apart(values(model), values(sharded))
+        found["held"], found["of"] = held(together), held(alone)
+        found["broken"] = broken(sharded, together)
+
+        # Had a process another gradient, it would show.
+        backward(model, STEPS)
+        backward(sharded, STEPS, RANK, WORLD)
+        if RANK == 1:
+            gradient = sharded.blocks[0].plain.in_proj_weight.grad
+            gradient.to_local().mul_(1.01)
+        alone.step()
+        together.step()
+        found["perturbed"] = apart(values(model), values(sharded))
+
+
+def held(optimizer: Paired) -> dict[str, int]:
+    """How many numbers of state this process has for each pair."""
+    numbers: dict[str, int] = {}
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and "." in key:
+                pair = key.partition("[")[0]
+                numbers[pair] = numbers.get(pair, 0) + (value.to_local() if isinstance(value, DTensor) else value).numel()
+    return numbers
+
+
+def broken(model: nn.Module, optimizer: Paired) -> list[Any]:
+    """[error, motion] where one entry of a gradient is NaN in the second process."""
+    backward(model, STEPS, RANK, WORLD)
+    if RANK == 1:
+        model.blocks[1].rotary.v.weight.grad.to_local()[0, 0] = math.nan
+    before, state = values(model), held(optimizer)
+    try:
+        optimizer.step()
+    except ValueError as error:
+        assert held(optimizer) == state
+        return [str(error), apart(before, values(model))]
+    return []
+
+
+def meshes(out: dict[str, Any]) -> None:
+    """One step on meshes of two axes, copies and shards."""
+    for shape in ((1, WORLD), (WORLD, 1)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards"))
+        for name in OPTIMIZERS:
+            model, sharded = made(torch.float64), shard(made(torch.float64), mesh)
+            alone, together = optimizer_of(model, name), optimizer_of(sharded, name)
+            train(model, alone, range(2))
+            train(sharded, together, range(2), RANK, WORLD)
+            out[f"{name} {shape}"] = apart(values(model), values(sharded)), held(together)
+
+
+def masters(out: dict[str, Any]) -> None:
+    """Half precision with masters. All processes have the same data, so gradients are the same to the last bit."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for name in OPTIMIZERS:
+        model, sharded = made(torch.bfloat16), shard(made(torch.bfloat16), mesh)
+        start = values(model)
+        alone, together = (optimizer_of(m, name, masters=True) for m in (model, sharded))
+        train(model, alone, range(STEPS))
+        train(sharded, together, range(STEPS))
+        kept = [{n: full(o.value(p)) for n, p in m.named_parameters()} for m, o in ((model, alone), (sharded, together))]
+        out[name] = apart(values(model), values(sharded)), apart(*kept), apart(start, values(model))
+
+
+def stale(out: dict[str, Any]) -> None:
+    """Pairs that were found before the parameters were replaced."""
+    model = made(torch.float64)
+    pairs = pairs_of(model)
+    shard(model, init_device_mesh("cpu", (WORLD,)))
+    for name, make in OPTIMIZERS.items():
+        try:
+            make(model.parameters(), pairs=pairs)
+            out[name] = ""
+        except ValueError as error:
+            out[name] = str(error)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------
+
+
+def placed(model: Model) -> Model:
+    return shard(model, init_device_mesh("cpu", (WORLD,))) if dist.is_initialized() else model
+
+
+def keys(state: Any) -> list[str]:
+    found = [(name, key, list(x.shape) if isinstance(x, Tensor) else 0) for name, s in state.items() for key, x in s.items()]
+    return sorted(map(str, found))
+
+
+def save(out: dict[str, Any], folder: Path) -> None:
+    """STEPS steps, a checkpoint, RESUMED more: whether state as it is at first has the keys that it has then."""
+    for name, dtype in RUNS:
+        model = placed(made(DTYPES[dtype]))
+        optimizer, fresh = optimizer_of(model, name), optimizer_of(model, name)
+        before = values(model)
+        first = get_optimizer_state_dict(model, fresh)["state"]
+        moved = apart(before, values(model))
+        train(model, optimizer, range(STEPS), RANK, WORLD)
+        model_state, state = get_state_dict(model, optimizer)
+        out[f"{name} {dtype}"] = {"first": keys(first), "then": keys(state["state"]), "moved": moved}
+        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder / f"{name}-{dtype}")
+        train(model, optimizer, range(STEPS, STEPS + RESUMED), RANK, WORLD)
+        end = values(model)
+        if RANK == 0:
+            torch.save(end, folder / f"{name}-{dtype}.pt")
+
+
+def resume(out: dict[str, Any], folder: Path) -> None:
+    """RESUMED steps from a checkpoint, in a model that holds something else before, or nothing but NaN."""
+    for name, dtype in RUNS:
+        end = torch.load(folder / f"{name}-{dtype}.pt")
+        for start in ("other values", "empty"):
+            model = made(DTYPES[dtype], seed=1)
+            if start == "empty":
+                model = placed(model.to("meta")).to_empty(device="cpu")
+                for parameter in model.parameters():
+                    nn.init.constant_(parameter.detach(), math.nan)
+            else:
+                model = placed(model)
+            optimizer = optimizer_of(model, name)
+            model_state, state = get_state_dict(model, optimizer)
+            states = {"model": model_state, "optimizer": state}
+            dcp.load(states, checkpoint_id=folder / f"{name}-{dtype}")
+            set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+            train(model, optimizer, range(STEPS, STEPS + RESUMED), RANK, WORLD)
+            out[f"{name} {dtype} {start}"] = apart(values(model), end)
+
+
+def gathered(out: dict[str, Any]) -> None:
+    """State gathered whole and spread again, without files."""
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for name in OPTIMIZERS:
+        model, again = (placed(made(torch.float64)) for _ in range(2))
+        optimizer = optimizer_of(model, name)
+        train(model, optimizer, range(STEPS), RANK, WORLD)
+        train(again, optimizer_of(again, name), range(STEPS), RANK, WORLD)
+        resumed = optimizer_of(again, name)
+        state = get_optimizer_state_dict(model, optimizer, options=whole)
+        set_optimizer_state_dict(again, resumed, state if RANK == 0 else {}, options=spread)
+        for m, o in ((model, optimizer), (again, resumed)):
+            train(m, o, range(STEPS, STEPS + RESUMED), RANK, WORLD)
+        out[name] = apart(values(model), values(again)), held(resumed) == held(optimizer)
+
+
+def main() -> None:
+    out, commands, folders = Path(sys.argv[1]), sys.argv[2].split(","), [Path(x) for x in sys.argv[3:]]
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    found: dict[str, Any] = {"world": WORLD}
+    for command in commands:
+        name, *at = command.split(":")
+        found[command] = {}
+        globals()[name](found[command], *(folders[int(i)] for i in at))
+    out.with_name(f"{out.name}-{RANK}.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
