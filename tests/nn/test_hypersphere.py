@@ -21,15 +21,10 @@ from gaugekit.nn.hypersphere import (
     HypersphereBlock,
     HypersphereMLP,
     HypersphereTransformer,
-    Reader,
-    Rows,
     Scale,
-    Writer,
-    normalize_,
-    parametrize,
     rotary,
-    spheres,
 )
+from gaugekit.nn.spheres import Reader, Rows, Writer, normalize_, parametrize, spheres
 
 F64 = torch.float64
 VOCAB, WIDTH, HIDDEN = 11, 8, 10

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from gaugekit.nn.hypersphere import Sphere
+from gaugekit.nn.spheres import Sphere
 from gaugekit.optim.hyperball import Hyperball
 from gaugekit.optim.schedules import logarithmic_decay
 

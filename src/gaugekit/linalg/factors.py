@@ -54,7 +54,8 @@ def balance(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r_a, r_b = (torch.linalg.qr(padded(x).mH, mode="r").R for x in (a, b))
     u, s, vh = torch.linalg.svd(r_b @ r_a.mH)
     # Heads of one layer have been through the same sums, so the largest of them says what is rounding.
-    largest = (torch.linalg.matrix_norm(r_a) * torch.linalg.matrix_norm(r_b)).amax()
+    sizes = torch.linalg.matrix_norm(r_a) * torch.linalg.matrix_norm(r_b)
+    largest = sizes.amax() if sizes.numel() else 0.0
     floor = 16 * k * torch.finfo(s.dtype).eps * largest
     root = torch.where(s > floor, s, 0.0).sqrt().unsqueeze(-1).to(a.dtype)
     return root * (vh @ torch.linalg.pinv(r_a.mH)), root * (u.mH @ torch.linalg.pinv(r_b.mH))

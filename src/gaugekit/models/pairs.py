@@ -172,8 +172,8 @@ def known(host: Any) -> tuple[Family, dict[str, Any]]:
         return family_of(raw, type(host).__name__), raw
     except (CheckpointError, UnsupportedArchitecture) as error:
         raise UnsupportedArchitecture(
-            f"pairs of {type(host).__name__} cannot be found: {error}; freeze it, leave out kinds of heads and units, or "
-            "make pairs by hand"
+            f"pairs of {type(host).__name__} cannot be found: {error}; freeze it, ask for 'lora' alone, or make pairs "
+            "by hand"
         ) from error
 
 

@@ -133,8 +133,8 @@ def pairs_of(name: str, module: nn.Module, kinds: Collection[str]) -> Iterator[P
         yield from (pair for pair in torch_attention(prefix, module) if kind_of(pair) in kinds)
     elif isinstance(module, Bilinear):
         left, right = module.left, module.right
-        two = isinstance(left, nn.Parameter) and isinstance(right, nn.Parameter)
-        if "qk" in kinds and two and not module.symmetric:
+        two = isinstance(left, nn.Parameter) and isinstance(right, nn.Parameter) and not module.symmetric
+        if "qk" in kinds and right is not None and two:
             yield Pair(f"{prefix}qk", factor(headed(right)), factor(headed(left)))
     elif "lora" in kinds:
         yield from adapters(prefix, module)
@@ -211,7 +211,7 @@ def refuse_variant(name: str, module: Any, adapter: str) -> None:
         )
 
 
-def layers(name: str, a: nn.Module, b: nn.Module, module: Any, adapter: str) -> tuple[Factor, Factor]:
+def layers(name: str, a: Any, b: Any, module: Any, adapter: str) -> tuple[Factor, Factor]:
     """The factors of the layers lora_A and lora_B."""
     linear = isinstance(a, nn.Linear) and isinstance(b, nn.Linear)
     convolution = isinstance(a, CONVOLUTIONS) and isinstance(b, CONVOLUTIONS) and a.groups == 1
@@ -219,15 +219,15 @@ def layers(name: str, a: nn.Module, b: nn.Module, module: Any, adapter: str) -> 
         raise ValueError(f"{name} is no plain product: its layers are {type(a).__name__} and {type(b).__name__}")
     if a.bias is not None or not isinstance(a.weight, nn.Parameter) or not isinstance(b.weight, nn.Parameter):
         raise ValueError(f"{name} is no plain product: a bias or another parametrization stands between its factors")
+    first, second = a.weight, b.weight
     if linear:
         # `target_parameters`: ranks of all experts in one layer, by the expert in lora_A, by the rank in lora_B.
-        experts = getattr(module, "num_experts", 1) if hasattr(module, "parameter_name") else 1
-        rank = a.out_features // experts
-        first = seen(a.weight, ("unflatten", 0, (experts, rank)))
-        return factor(first), factor(seen(b.weight, ("unflatten", 1, (rank, experts)), ("permute", (2, 1, 0))))
-    groups = b.groups
+        experts = module.num_experts if hasattr(module, "parameter_name") else 1
+        rank = len(first) // experts
+        outputs = seen(second, ("unflatten", 1, (rank, experts)), ("permute", (2, 1, 0)))
+        return factor(seen(first, ("unflatten", 0, (experts, rank)))), factor(outputs)
+    groups = getattr(b, "groups", 1)
     if groups > 1 and adapter in getattr(module, "lora_magnitude_vector", {}):
         raise ValueError(f"{name} is no plain product: DoRA takes norms of something else where there are groups")
-    first = seen(a.weight, ("unflatten", 0, (groups, a.out_channels // groups)))
-    second = seen(b.weight, ("unflatten", 0, (groups, b.out_channels // groups)), ("transpose", 1, 2))
-    return factor(first), factor(second)
+    outputs = seen(second, ("unflatten", 0, (groups, len(second) // groups)), ("transpose", 1, 2))
+    return factor(seen(first, ("unflatten", 0, (groups, len(first) // groups)))), factor(outputs)

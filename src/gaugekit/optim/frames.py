@@ -109,7 +109,7 @@ def orthonormalizing(m: Tensor) -> Tensor:
 
 def deficient(x: Tensor) -> Tensor:
     """(N,) bool: whether a factor (N, r, m) has less than full row rank, to rounding of its dtype."""
-    s = torch.linalg.svdvals(reduced(x))
+    s = torch.linalg.svdvals(reduced(finite(x)))
     return s[..., -1] <= max(x.shape[-2:]) * torch.finfo(x.dtype).eps * s[..., 0]
 
 
@@ -121,7 +121,7 @@ def first_frames(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rank, columns = a.shape[-2:]
     dtype = torch.complex128 if a.is_complex() else torch.float64
-    wide = a.to(dtype)
+    wide = finite(a.to(dtype))
     u, s, _ = torch.linalg.svd(reduced(wide))
     added = DEFICIENT * s.square().mean(-1, keepdim=True) * deficient(a).unsqueeze(-1)
     s = (s.square() + added).sqrt()
@@ -130,6 +130,12 @@ def first_frames(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     left, _, right = torch.linalg.svd(frame @ (wide @ probe))
     frame = (left @ right).mH @ frame
     return frame.to(a.dtype), torch.linalg.inv(frame).mH.to(a.dtype), added.unsqueeze(-1).to(a.real.dtype)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Zero where an entry is NaN or inf, which no decomposition takes: state is also made for parameters that await a
+    checkpoint, in memory that was never written."""
+    return torch.where(x.isfinite(), x, 0)
 
 
 def reduced(x: Tensor) -> Tensor:

@@ -29,13 +29,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gaugekit.geometry.rows import wide
-from gaugekit.nn.hypersphere import Sphere, normalize_
-from gaugekit.optim.wrapping import Wrapper, check_gradients
+from gaugekit.nn.spheres import Sphere, normalize_
+from gaugekit.optim.wrapping import MOMENTA, Wrapper, check_gradients
 
 __all__ = ["Hyperball"]
-
-MOMENTA = ("momentum_buffer", "exp_avg")
-"""Where torch's optimizers keep sums of gradients: SGD, RMSprop and Muon in the first, Adam's family in the second."""
 
 
 class Hyperball(Wrapper):
@@ -43,7 +40,7 @@ class Hyperball(Wrapper):
 
     Args:
         optimizer: AdamW, SGD, Muon, ... Its other parameters are stepped as they always are.
-        spheres: what lives on a sphere, as `gaugekit.nn.hypersphere.spheres(module)` lists it.
+        spheres: what lives on a sphere, as `gaugekit.nn.spheres.spheres(module)` lists it.
         mode: "project" normalises after each step [nGPT]. "tangent" steps along the sphere: the radial parts of
             gradients (in place, in `.grad`) and of the inner optimizer's displacement are taken away, the point is
             moved by `method`, and the inner optimizer's momenta (state named "momentum_buffer" or "exp_avg") are
@@ -66,8 +63,8 @@ class Hyperball(Wrapper):
     DTensors sharded along any axis work; slices along the sharded axis cost a reduction, and need an entry in every
     process.
 
-    Not to be confused with Wen et al.'s Hyperball Optimization (2025), which fixes the Frobenius norms of
-    matrices and of their steps.
+    Not to be confused with Wen et al.'s Hyperball Optimization (2025), which fixes the Frobenius norms of matrices and
+    of their steps.
 
     Raises:
         ValueError: an unknown mode or method; max_angle with "project", or outside (0, π]; a sphere that is listed
@@ -118,8 +115,9 @@ class Hyperball(Wrapper):
             normalize_(self._moving)
         for sphere, point in zip(self._moving, self._points, strict=False):
             sphere.parameter.copy_(self._moved(wide(point), wide(sphere.parameter), sphere.dim))
+            state = self.state.get(sphere.parameter, {})
             for key in MOMENTA:
-                _make_tangent(self.state[sphere.parameter].get(key), sphere)
+                _make_tangent(state.get(key), sphere)
         self._moving, self._points = [], []
 
     def _moved(self, h: Tensor, stepped: Tensor, dim: int) -> Tensor:
@@ -137,7 +135,7 @@ class Hyperball(Wrapper):
         if self.max_angle is not None:
             theta = theta.clamp(max=self.max_angle)
         turned = (h * theta.cos()).add_(v.mul_(theta.sin() / torch.where(moves, size, 1.0)))
-        length = _dot(turned, turned, dim).sqrt()  # 1 up to what rounding has left of a long radial part
+        length = _dot(turned, turned, dim).sqrt()  # 1 but for rounding, which would add up
         return torch.where(moves, turned.div_(torch.where(moves, length, 1.0)), h)
 
     def _check_spheres(self) -> None:

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gaugekit.geometry.rows import wide
 from gaugekit.optim.frames import reduced
 from gaugekit.optim.horizontal import drift, raised, vertical_part
 from gaugekit.optim.pairs import Pair
-from gaugekit.optim.sharding import mesh_of, whole
+from gaugekit.optim.sharding import whole
 from gaugekit.optim.sharpness import Sharpness, sharpness
 
 __all__ = ["Motion", "OrbitMonitor", "OrbitRecord"]
@@ -41,7 +42,8 @@ class Motion:
         vertical_share: of the step's squared length, the share along orbits, from 0 to 1, in the Euclidean metric.
             Depends on the gauge. What rounding of the parameters adds to the step is part of it.
         vertical_share_mixed: the same in the mixed metric: of the motion of G that the factors' parts would make by
-            themselves, the share that cancels between them. Unchanged when factors and step move along with an S.
+            themselves, the share that cancels between them. Unchanged when factors and step move along with an S. At
+            LoRA's start, B = 0, A moves nothing and counts as such.
         gradient_norm: (|∂A|² + |∂B|²)^½, in the unit of the loss over the factors'. Depends on the gauge.
         quotient_gradient_norm: (tr(∂Aᴴ L⁻¹ ∂A) + tr(∂Bᴴ K⁻¹ ∂B))^½, in the unit of the loss over that of G; a property
             of the function.
@@ -77,10 +79,8 @@ class OrbitRecord:
         without what is NaN or infinite."""
         groups = {"": self.total, **{f"{name}/": motion for name, motion in self.pairs.items()}}
         sharp = {} if self.sharpness is None else {"sharpness/": self.sharpness}
-        flat = {
-            f"orbits/{prefix}{k}": v for prefix, group in {**groups, **sharp}.items() for k, v in asdict(group).items()
-        }
-        return {key: value for key, value in flat.items() if isfinite(value)}
+        named = [(f"orbits/{k}{key}", v) for k, group in {**groups, **sharp}.items() for key, v in vars(group).items()]
+        return {key: value for key, value in named if isfinite(value)}
 
 
 class OrbitMonitor:
@@ -98,11 +98,11 @@ class OrbitMonitor:
     a closure several times (LBFGS) leave others. A step that is refused is not counted. Copies of the optimizer are not
     watched.
 
-    With sharded parameters (FSDP2) factors are made whole, pair by pair, so every process must have a monitor; give
-    `path` and `log` to one of them.
+    With sharded parameters (FSDP2) factors are made whole, one pair at a time, so every process must have a monitor;
+    give `path` and `log` to one of them.
 
     Args:
-        optimizer: any; of one that wraps another (`horizontal`, `Paired`), the outer.
+        optimizer: any; of one that wraps another (`Horizontal`), the outer.
         pairs: see `gaugekit.pairs`. Parameters that do not move, or have no gradient, count as such.
         every: steps 0, every, 2 · every, ... are monitored. `step`, the number of the next one, can be set: after a
             restart, say.
@@ -130,7 +130,7 @@ class OrbitMonitor:
             raise ValueError(f"a monitor needs pairs, each of its own name, got {', '.join(names) or 'none'}")
         if every < 1:
             raise ValueError(f"every must be 1 or more steps, got {every}")
-        if loss is not None and any(mesh_of(p) is not None for pair in self.pairs for p in pair.parameters):
+        if loss is not None and any(isinstance(p, DTensor) for pair in self.pairs for p in pair.parameters):
             raise ValueError("parameters are sharded: sharpness needs whole ones, so leave out loss")
         self.every, self.path, self.log, self.loss = every, path, log, loss
         self.step = 0
@@ -139,7 +139,7 @@ class OrbitMonitor:
             open(path, "a").close()  # a wrong path is better found now
         # r × r matrices with the Gram matrices of the start are all that is kept of it.
         self._start = [[(reduced(_double(a)), reduced(_double(b))) for a, b in _values(pair)] for pair in self.pairs]
-        self._before: tuple[list[Factors], Sharpness | None] | None = None
+        self._before: tuple[dict[int, Tensor], Sharpness | None] | None = None
         self._hooks = (optimizer.register_step_pre_hook(self._pre), optimizer.register_step_post_hook(self._post))
 
     def detach(self) -> None:
@@ -156,18 +156,21 @@ class OrbitMonitor:
     def _pre(self, *_: object) -> None:
         self._before = None
         if self.step % self.every == 0:
-            sharp = None if self.loss is None else sharpness(self.loss, self.pairs)
-            self._before = [_values(pair) for pair in self.pairs], sharp
+            kept = {id(p): p.detach().clone() for pair in self.pairs for p in pair.parameters}
+            sharp = None
+            if self.loss is not None:
+                finite = all(bool(torch.isfinite(p).all()) for p in kept.values())
+                sharp = sharpness(self.loss, self.pairs) if finite else Sharpness(nan, nan, nan)
+            self._before = kept, sharp
 
     @torch.no_grad()
     def _post(self, *_: object) -> None:
         number, self.step = self.step, self.step + 1
         if self._before is None:
             return
-        before, sharp = self._before
+        kept, sharp = self._before
         self._before = None
-        measured = zip(self.pairs, self._start, before, strict=True)
-        rows = torch.stack([_measure(start, values, pair) for pair, start, values in measured])
+        rows = torch.stack([_measure(pair, start, kept) for pair, start in zip(self.pairs, self._start, strict=True)])
         total = torch.cat([rows[:, :SUMS].sum(0), rows[:, SUMS:].amax(0)])
         by_name = {pair.name: _motion(row) for pair, row in zip(self.pairs, rows.tolist(), strict=True)}
         record = OrbitRecord(number, _motion(total.tolist()), by_name, sharp)
@@ -183,11 +186,11 @@ SUMS = 6
 """Of the numbers that `_measure` finds, the first are summed over heads, and of the others the largest is taken."""
 
 
-def _measure(start: Factors, before: Factors, pair: Pair) -> Tensor:
+def _measure(pair: Pair, start: Factors, kept: dict[int, Tensor]) -> Tensor:
     """(8,) float64: squared lengths of the vertical part and of the step, Euclidean and then mixed, of the gradient and
     of the raised one; the drift and the imbalance."""
-    after = _values(pair)
-    slopes = pair.factors(lambda p: wide(whole(torch.zeros_like(p) if p.grad is None else p.grad)))
+    before, after = _values(pair, lambda p: kept[id(p)]), _values(pair)
+    slopes = _values(pair, lambda p: torch.zeros_like(p) if p.grad is None else p.grad)
     rows = []
     for origin, (a, b), (a_new, b_new), (grad_a, grad_b) in zip(start, before, after, slopes, strict=True):
         if not bool(torch.isfinite(a).all() & torch.isfinite(b).all()):
@@ -220,8 +223,8 @@ def _motion(row: Sequence[float]) -> Motion:
     )
 
 
-def _values(pair: Pair) -> Factors:
-    return pair.factors(lambda p: wide(whole(p.detach())))
+def _values(pair: Pair, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Factors:
+    return pair.factors(lambda p: wide(whole(tensor_of(p))))
 
 
 def _double(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gaugekit.optim.frames import deficient
 from gaugekit.optim.pairs import Factor, Pair
-from gaugekit.optim.sharding import as_share, local, mesh_of, rows_like, share, united, whole
+from gaugekit.optim.sharding import as_share, layout_of, local, rows_like, share, united, whole
 from gaugekit.optim.wrapping import Wrapper, check_gradients
 
 __all__ = ["Moved", "Paired", "ParamGroup"]
@@ -38,7 +38,8 @@ ParamGroup = dict[str, Any]
 @dataclass
 class Moved:
     """A batch of blocks in one step: A (N, r, m) and B (N, r, n), their gradients (None where the factor is frozen),
-    the parameter groups that govern them, and the state that `Paired.move` keeps, tensors of N rows each."""
+    the parameter groups that govern them, and the state that `Paired.move` keeps, tensors of N rows each; what
+    belongs to A is called ..._a, to B ..._b."""
 
     a: Tensor
     b: Tensor
@@ -59,7 +60,8 @@ class Paired(Wrapper):
             of pairs is float32 all the same, but what a step adds below a half's rounding is lost.
 
     Raises:
-        ValueError: pairs that overlap, share a name, or cover a parameter only in part.
+        ValueError: pairs that overlap, share a name, cover a parameter only in part, or can be trained without a
+            parameter in `inner`: `fully_shard`, or a move from the meta device, puts new parameters in a model.
     """
 
     def __init__(self, inner: Optimizer, pairs: Iterable[Pair], masters: bool = False) -> None:
@@ -67,6 +69,7 @@ class Paired(Wrapper):
         self.pairs = tuple(pairs)
         self.masters = masters
         check_cover(self.pairs)
+        check_held(self.pairs, {id(p) for _, p in self.parameters()})
 
     @abstractmethod
     def move(self, moved: Moved) -> tuple[Tensor, Tensor]:
@@ -88,6 +91,7 @@ class Paired(Wrapper):
             opened = [_Open(self, pair, groups) for pair in self.pairs]
             check_gradients((pair.name, p) for pair in self.pairs for p in pair.parameters if id(p) in groups)
             self._step_others()
+            self._count()
             for batch in batches([each for each in opened if each.anchor is not None]):
                 self._step_batch(batch)
         return loss
@@ -109,32 +113,44 @@ class Paired(Wrapper):
             self.state[parameter][MASTER] = parameter.detach().float()
         return self.state[parameter][MASTER]
 
+    def _count(self) -> None:
+        """An entry of state for every parameter with a gradient, as checkpoints of torch.distributed demand; in pairs
+        with "step", which torch's Adam demands of every entry."""
+        paired = {id(p) for pair in self.pairs for p in pair.parameters}
+        for parameter in (p for _, p in self.parameters() if paired and p.grad is not None):
+            state = self.state[parameter]
+            if id(parameter) in paired:
+                state["step"] = state.get("step", torch.tensor(0.0)) + 1
+
     def _step_others(self) -> None:
-        """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient."""
+        """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient, and is
+        given masters in place of halves."""
         paired = {id(p): p for pair in self.pairs for p in pair.parameters}
         hidden = [(p, p.grad) for p in paired.values()]
-        low = [
-            (p, p.grad, p.data)
-            for group in self.param_groups
-            for p in group["params"]
+        lists = [(group, group["params"]) for group in self.param_groups]
+        masters = {
+            p: self.value(p)
+            for _, parameters in lists
+            for p in parameters
             if self.masters and p.dtype in HALF and p.grad is not None and id(p) not in paired
-        ]
+        }
         try:
             for parameter, _ in hidden:
                 parameter.grad = None
-            for parameter, gradient, _ in low:
+            for parameter, master in masters.items():
+                master.grad = parameter.grad.float()
                 # A state with the master alone would look initialised to the inner optimizer.
-                master = self.state[parameter].pop(MASTER, None)
-                parameter.grad = None
-                parameter.data = parameter.detach().float() if master is None else master
-                parameter.grad = gradient.float()
+                self.state[master] = {key: x for key, x in self.state[parameter].items() if key != MASTER}
+            for group, parameters in lists:
+                group["params"] = [masters.get(p, p) for p in parameters]
             self.inner.step()
         finally:
-            for parameter, gradient, data in low:
-                parameter.grad = None
-                master, parameter.data = parameter.data, data.copy_(parameter.data)
-                parameter.grad = gradient
-                self.state[parameter][MASTER] = master
+            for group, parameters in lists:
+                group["params"] = parameters
+            for parameter, master in masters.items():
+                master.grad = None
+                self.state[parameter] = {**self.state.pop(master, {}), MASTER: master}
+                parameter.copy_(master)
             for parameter, gradient in hidden:
                 parameter.grad = gradient
 
@@ -174,8 +190,9 @@ class _Open:
     def __init__(self, optimizer: Paired, pair: Pair, groups: dict[int, ParamGroup]) -> None:
         self.optimizer, self.pair = optimizer, pair
         self.sides = (pair.a, pair.b)
-        self.mesh = mesh_of(pair.parameters[0])
+        self.layout = layout_of(pair.parameters)
         held = [p for p in pair.parameters if id(p) in groups]
+        self.held = {id(p) for p in held}
         self.trained = {id(p) for p in held if p.grad is not None}
         self.anchor = held[0] if self.trained else None
         found = [_one_group(factor, pair.name, self.trained, groups) for factor in self.sides]
@@ -187,9 +204,9 @@ class _Open:
         """Whether A and B change places: of the two, A is the one that must have full rank if one has."""
         if self.anchor is None:
             return False
-        for swapped in (False, True):
-            if self.load(0, swapped):
-                return swapped
+        known = self.optimizer.state.get(self.anchor, {}).get(self._swap)
+        if known is not None:
+            return known
         factors = self.pair.factors(lambda p: _wide(whole(p.detach())))
         lacking = [(deficient(a), deficient(b)) for a, b in factors]
         return any(bool(a.any()) for a, _ in lacking) and not any(bool(b.any()) for _, b in lacking)
@@ -199,15 +216,22 @@ class _Open:
         """What pairs of one batch have in common."""
         assert self.anchor is not None
         shapes = self.pair.a.shape[1:], self.pair.b.shape[1:], self.pair.turning, self.moving, self.swapped
-        return *shapes, *map(id, self.groups), frozenset(self.load(0)), self.anchor.dtype, self.anchor.device, self.mesh
+        return (
+            *shapes,
+            *map(id, self.groups),
+            frozenset(self.load(0)),
+            self.anchor.dtype,
+            self.anchor.device,
+            self.layout,
+        )
 
     def read(self) -> int:
         """Read values and gradients of A and B, at least float32. The number of heads."""
-        wholes = self.wholes = {id(p): whole(self.optimizer.value(p)) for p in self.pair.parameters}
+        wholes = self.wholes = {id(p): whole(self.value(p)) for p in self.pair.parameters}
         found = {id(p): whole(p.grad) for p in self.pair.parameters if p.grad is not None and id(p) in self.trained}
-        self.values = [share(_wide(side.read(lambda p: wholes[id(p)])), self.mesh) for side in self.sides]
+        self.values = [share(_wide(side.read(lambda p: wholes[id(p)])), self.layout) for side in self.sides]
         self.gradients = [
-            share(_wide(side.read(lambda p: found.get(id(p)))), self.mesh) if moving else torch.empty(0)
+            share(_wide(side.read(lambda p: found.get(id(p)))), self.layout) if moving else torch.empty(0)
             for side, moving in zip(self.sides, self.moving, strict=True)
         ]
         return len(self.values[0])
@@ -215,23 +239,30 @@ class _Open:
     def write(self, new: Sequence[Tensor]) -> None:
         for side, value, moving in zip(self.sides, new, self.moving, strict=True):
             if moving:
-                whole_value = united(value, self.mesh, self.pair.a.shape[0])
+                whole_value = united(value, self.layout, self.pair.a.shape[0])
                 side.write(whole_value, lambda p: self.wholes[id(p)] if id(p) in self.trained else None)
         for parameter in self.pair.parameters:
-            written = self.mesh is None and not (self.optimizer.masters and parameter.dtype in HALF)
-            if id(parameter) in self.trained and not written:
-                local(parameter.detach()).copy_(rows_like(self.wholes[id(parameter)], parameter))
+            if id(parameter) not in self.trained:
+                continue
+            value = self.value(parameter)
+            if self.layout is not None:
+                local(value).copy_(rows_like(self.wholes[id(parameter)], parameter))
+            if value.dtype != parameter.dtype:
+                local(parameter.detach()).copy_(local(value))
 
-    def load(self, number: int, swapped: bool | None = None) -> dict[str, Tensor]:
+    def value(self, parameter: Tensor) -> Tensor:
+        return self.optimizer.value(parameter) if id(parameter) in self.held else parameter.detach()
+
+    def load(self, number: int) -> dict[str, Tensor]:
         """The state of one block: a row for each of its products, kept by heads, which can be shared."""
         assert self.anchor is not None
-        start = self._start(number, self.swapped if swapped is None else swapped)
+        start = self._start(number)
         state = self.optimizer.state.get(self.anchor, {})
         found = {key.removeprefix(start): local(value) for key, value in state.items() if key.startswith(start)}
         if self.pair.blocks[number].pairs is not None:
             found = {key: value.flatten(0, 1) for key, value in found.items()}
         return {
-            key.removesuffix(COMPLEX): torch.view_as_complex(value) if key.endswith(COMPLEX) else value
+            self._named(key.removesuffix(COMPLEX)): torch.view_as_complex(value) if key.endswith(COMPLEX) else value
             for key, value in found.items()
         }
 
@@ -239,13 +270,25 @@ class _Open:
         assert self.anchor is not None
         pairs = self.pair.blocks[number].pairs
         for key, value in state.items():
-            name = f"{self._start(number, self.swapped)}{key}{COMPLEX if value.is_complex() else ''}"
+            name = f"{self._start(number)}{self._named(key)}{COMPLEX if value.is_complex() else ''}"
             real = torch.view_as_real(value) if value.is_complex() else value
             rows = real if pairs is None else real.unflatten(0, (-1, len(pairs)))
-            self.optimizer.state[self.anchor][name] = as_share(rows, self.mesh, self.pair.a.shape[0])
+            self.optimizer.state[self.anchor][name] = as_share(rows, self.layout, self.pair.a.shape[0])
+        self.optimizer.state[self.anchor][self._swap] = self.swapped
 
-    def _start(self, number: int, swapped: bool) -> str:
-        return f"{self.pair.name}[{number}]{'ᵀ' if swapped else ''}."
+    @property
+    def _swap(self) -> str:
+        return f"{self.pair.name}.swapped"
+
+    def _start(self, number: int) -> str:
+        return f"{self.pair.name}[{number}]."
+
+    def _named(self, key: str) -> str:
+        """Names in an optimizer's state are those of the pair's own A and B: a checkpoint is loaded into state of the
+        same names and shapes, which is made before the swap is known."""
+        if not self.swapped or key[-2:] not in ("_a", "_b"):
+            return key
+        return key[:-1] + ("b" if key.endswith("a") else "a")
 
 
 def batches(opened: Iterable[_Open]) -> Iterator[list[_Open]]:
@@ -281,6 +324,16 @@ def check_cover(pairs: Iterable[Pair]) -> None:
             raise ValueError(
                 f"a parameter of shape {tuple(count.shape)} belongs to pair {name} in part only, and optimizers move "
                 "parameters as a whole: leave that kind of pair out"
+            )
+
+
+def check_held(pairs: Iterable[Pair], held: set[int]) -> None:
+    """ValueError for a pair that requires gradients and has no parameter among those held, by id."""
+    for pair in pairs:
+        if any(p.requires_grad for p in pair.parameters) and held.isdisjoint(map(id, pair.parameters)):
+            raise ValueError(
+                f"the optimizer holds no parameter of pair {pair.name}: leave it out, or, if parameters of the model "
+                "were replaced since (fully_shard does so), find its pairs anew"
             )
 
 

@@ -11,13 +11,10 @@ from torch.optim import Optimizer
 from gaugekit.linalg import balance
 from gaugekit.optim.horizontal import Metric, horizontal_part
 from gaugekit.optim.pairs import Pair
-from gaugekit.optim.sharding import local, mesh_of, rows_like, whole
-from gaugekit.optim.wrapping import Wrapper, check_gradients
+from gaugekit.optim.sharding import layout_of, local, rows_like, whole
+from gaugekit.optim.wrapping import MOMENTA, Wrapper, check_gradients
 
 __all__ = ["Horizontal"]
-
-MOMENTA = ("momentum_buffer", "exp_avg")
-"""Where torch's optimizers keep sums of gradients, which move as gradients do."""
 
 
 class Horizontal(Wrapper):
@@ -97,10 +94,9 @@ def _write(pair: Pair, a: Tensor, b: Tensor, tensor_of: Callable[[Tensor], Tenso
     wholes = {id(p): whole(tensor_of(p)) for p in pair.parameters}
     for factor, value in ((pair.a, a), (pair.b, b)):
         factor.write(value, lambda p: wholes[id(p)])
-    for parameter in pair.parameters:
-        if mesh_of(parameter) is not None:
-            into = tensor_of(parameter)
-            local(into).copy_(rows_like(wholes[id(parameter)], into))
+    for parameter in pair.parameters if layout_of(pair.parameters) is not None else ():
+        into = tensor_of(parameter)
+        local(into).copy_(rows_like(wholes[id(parameter)], into))
 
 
 def _move(pair: Pair, tensor_of: Callable[[Tensor], Tensor], moves: list[tuple[Tensor, Tensor]]) -> None:

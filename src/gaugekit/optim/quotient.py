@@ -107,9 +107,10 @@ class QuotientSGD(Paired):
         v_a, xi_a = _velocity(moved.grad_a, inverse_l, a, moved.group_a, both, state, "velocity_a")
         v_b, xi_b = _velocity(moved.grad_b, inverse_k, b, moved.group_b, both, state, "velocity_b")
         if v_a is not None and v_b is not None and moved.group_a["momentum"]:
-            x = (times(across(v_a, a), inverse_k) - times(inverse_l, across(b, v_b))) / 2
-            v_a.sub_(times(x, a))  # in place: the state keeps what is left
-            v_b.add_(times(x.mH, b))
+            q_a, q_b = times(c_a, a), times(c_b, b)  # in the frames, as Gram matrices lose twice as many digits
+            x = (across(times(torch.linalg.inv(c_b).mH, v_a), q_a) - across(q_b, times(dual, v_b))) / 2
+            v_a.sub_(times(times(c_b.mH, x), q_a))  # in place: the state keeps what is left
+            v_b.add_(times(times(c_a.mH, x.mH), q_b))
         return _stepped(a, v_a, xi_a, moved.group_a), _stepped(b, v_b, xi_b, moved.group_b)
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gaugekit.geometry.rows import wide
 from gaugekit.optim.horizontal import raised
 from gaugekit.optim.pairs import Pair
-from gaugekit.optim.sharding import mesh_of
 
 __all__ = ["Sharpness", "sharpness"]
 
@@ -55,8 +55,8 @@ def sharpness(loss: Callable[[], Tensor], pairs: Iterable[Pair], others: Iterabl
     log ⟨ξ, ξ⟩ along ξ.
 
     A factor without full rank has no metric, but ∂A is in the range of L and ∂B in that of K: the inverses are those on
-    the ranges, as in `raised`. With LoRA's B = 0, ξ_A is zero and the result is invariant too. Where neither factor has
-    full rank it is not.
+    the ranges, as in `raised`. At LoRA's start, B = 0, only B moves: the result is invariant, but not the limit of
+    small B. Where a factor has lost some of its rank only, the result is finite, but not invariant.
 
     Costs one evaluation with its gradient, and two products with the Hessian of about twice that each; memory as for
     training, and the graph of the gradient. Attention is computed by torch's "math" kernel, as fused ones have no
@@ -156,6 +156,6 @@ def _moving(pairs: Sequence[Pair], others: Sequence[Tensor]) -> list[Tensor]:
     found = [p for p in {**paired, **{id(p): p for p in others}}.values() if p.requires_grad]
     if not found:
         raise ValueError("no parameter of the pairs, or of the others, requires grad: there is no direction to follow")
-    if any(mesh_of(p) is not None for p in found):
+    if any(isinstance(p, DTensor) for p in found):
         raise ValueError("parameters are sharded: sharpness takes second derivatives of whole ones, on one process")
     return found

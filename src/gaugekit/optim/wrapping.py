@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Wrapper", "check_gradients"]
+__all__ = ["MOMENTA", "Wrapper", "check_gradients"]
+
+MOMENTA = ("momentum_buffer", "exp_avg")
+"""Where torch's optimizers keep sums of gradients: SGD, RMSprop and Muon in the first, Adam's family in the second."""
 
 SHARED_HOOKS = tuple(f"_optimizer_{verb}state_dict_{when}_hooks" for verb in ("", "load_") for when in ("pre", "post"))
 """Where torch keeps the hooks of `state_dict` and `load_state_dict`, which are the inner optimizer's."""
