@@ -5,11 +5,11 @@
 A small language model of `transformers` (an embedding and two layers, characters of Python's own documentation) is
 started as it is drawn, and again after its heads have been re-based by random matrices of the given condition numbers
 (rotary queries and keys by what commutes with their turns). All starts compute the same function and see the same
-batches. Printed are the final losses (mean of the last tenth) and the largest difference of losses along the path to the
-unmoved start. Learning rates are the best of a grid at the unmoved start, so that no optimizer is held back by its rate.
+batches. Printed are the final losses (mean of the last tenth) and the largest difference of losses along the path to
+that from the unmoved start. Learning rates are the best of a grid at the unmoved start, so that none is a handicap.
 
-"balanced first" moves the model to where A Aᵀ = B Bᵀ before AdamW starts: a way to be free of the gauge without a new
-optimizer, as far as that place is unique (up to turns of equal singular values, and O(k): AdamW sees turns of a head).
+"balanced first" moves the model to where A Aᵀ = B Bᵀ before AdamW starts: the obvious way to be free of the gauge, as
+far as that place is unique. It is not: heads may still be turned by O(k), and AdamW sees that.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import pydoc_data.topics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ import gaugekit
 from gaugekit.optim.pairs import Pair, balance_, scramble_
 from gaugekit.optim.projected import Horizontal
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
+from gaugekit.verbs.running import Float64
 
 LENGTH, BATCH = 48, 12
 Make = Callable[[Any, list[Pair], float], Optimizer]
@@ -112,7 +114,9 @@ def train(start: Any, make: Make, lr: float, condition: float, data: Tensor, ste
     optimizer = make(model, pairs, lr)
     losses = []
     for batch in batches(data, steps):
-        logits = model(batch[:, :-1]).logits
+        # Llama's norms and positions are float32 otherwise, and rounding is all that is to be seen.
+        with Float64() if start.dtype == torch.float64 else nullcontext():
+            logits = model(batch[:, :-1]).logits
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

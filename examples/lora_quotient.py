@@ -1,11 +1,11 @@
 """Fine-tune a model with LoRA, under AdamW and under QuotientAdam, from several equivalent starts.
 
-    pip install '.[gguf,examples]'
+    pip install '.[gguf,peft]'
     python examples/lora_quotient.py MODEL [--text FILE --steps 40 --rank 8 --lr 1e-3 --conditions 10 100]
 
-MODEL is what `from_pretrained` takes, or a GGUF file. An adapter W + BA may start from any SA in place of A (B is zero),
-and later from SA and BS⁻¹: the model is the same. Its training should be, too. The first start is PEFT's own, the others
-are moved by random S of the given condition numbers; data and rates are the same for all.
+MODEL is what `from_pretrained` takes, or a GGUF file. An adapter W + BA may start from any SA in place of A, as B is
+zero: the model is the same. Its training should be, too. The first start is PEFT's own, the others are moved by random
+S of the given condition numbers; data and rates are the same for all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import pydoc_data.topics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,15 @@ def loss_of(model: Any, batch: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
-def run(base: Any, name: str, condition: float, options: Any, train: list[Tensor], held_out: list[Tensor], tick: Any):
+def run(
+    base: Any,
+    name: str,
+    condition: float,
+    options: argparse.Namespace,
+    train: list[Tensor],
+    held_out: list[Tensor],
+    tick: Callable[[], None],
+) -> tuple[Tensor, float]:
     """(losses (steps,), loss on held-out text) of one optimizer from one start. The base model is left as it was."""
     torch.manual_seed(0)
     config = LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=options.targets)

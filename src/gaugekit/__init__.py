@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gaugekit.errors import CheckpointError, GaugekitError, UnsupportedArchitecture, UnsupportedObservable
     from gaugekit.models.pairs import pairs
+    from gaugekit.optim.monitor import OrbitMonitor
+    from gaugekit.optim.projected import Horizontal
+    from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
     from gaugekit.verbs.canonicalize import CanonicalizeReport, canonicalize
     from gaugekit.verbs.compare import CompareReport, compare
     from gaugekit.verbs.fingerprint import Fingerprint, fingerprint
@@ -22,8 +25,12 @@ __all__ = [
     "CompareReport",
     "Fingerprint",
     "GaugekitError",
+    "Horizontal",
     "InspectReport",
+    "OrbitMonitor",
     "ProbeReport",
+    "QuotientAdam",
+    "QuotientSGD",
     "ScrambleReport",
     "UnsupportedArchitecture",
     "UnsupportedObservable",
@@ -39,14 +46,20 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    **dict.fromkeys(("CheckpointError", "GaugekitError", "UnsupportedArchitecture", "UnsupportedObservable"), "errors"),
+    "Fingerprint": "verbs.fingerprint",
+    "Horizontal": "optim.projected",
+    "OrbitMonitor": "optim.monitor",
+    "QuotientAdam": "optim.quotient",
+    "QuotientSGD": "optim.quotient",
+    "pairs": "models.pairs",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Verbs import torch, which takes seconds; `gaugekit --help` and the errors do without.
+    # Nearly all of it imports torch, which takes seconds; `gaugekit --help` and the errors do without.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name[0].isupper() and not name.endswith("Report"):
-        home = "gaugekit.verbs.fingerprint" if name == "Fingerprint" else "gaugekit.errors"
-    elif name == "pairs":
-        home = "gaugekit.models.pairs"
-    else:
-        home = f"gaugekit.verbs.{name.removesuffix('Report').lower()}"
-    return getattr(import_module(home), name)
+    home = _HOMES.get(name, f"verbs.{name.removesuffix('Report').lower()}")
+    return getattr(import_module(f"gaugekit.{home}"), name)

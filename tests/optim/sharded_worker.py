@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from sharded_model import VOCABULARY, Model, pairs_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -29,13 +29,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, init_device_mesh
-from torch.nn.functional import cross_entropy, relu, scaled_dot_product_attention
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 
-from gaugekit.optim.finding import find_pairs
 from gaugekit.optim.paired import Paired
-from gaugekit.optim.pairs import Factor, Pair, Window
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
 
 Make = Callable[..., Paired]
@@ -47,114 +48,15 @@ OPTIMIZERS: dict[str, Make] = {
     "plain sgd": partial(QuotientSGD, lr=0.2),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-RUNS = [("adam", "float64"), ("adam", "float32"), ("adam", "bfloat16"), ("sgd", "float64"), ("plain sgd", "float64")]
-VOCABULARY, WIDTH, STEPS, RESUMED = 11, 12, 4, 3
+STARTS = {
+    ("adam", "float64"): "empty",
+    ("adam", "float32"): "other values",
+    ("adam", "bfloat16"): "other values",
+    ("sgd", "float64"): "empty",
+    ("plain sgd", "float64"): "other values",
+}  # what is in a model before a checkpoint is loaded
+STEPS, RESUMED = 3, 2
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-# --- a small model of every kind of pair ----------------------------------------------------------------------
-
-
-class Rotary(nn.Module):
-    """Six query heads on three key/value heads of six dimensions, of which four turn, at two frequencies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(WIDTH, 6 * heads) for heads in (6, 3, 3))
-        self.o = nn.Linear(36, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (-1, 6)).transpose(-2, -3) for layer in (self.q, self.k, self.v))
-        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
-        seen = scaled_dot_product_attention(turned(q, angle), turned(k, angle), v, is_causal=True, enable_gqa=True)
-        return self.o(seen.transpose(-2, -3).flatten(-2))
-
-    def pairs(self, name: str) -> list[Pair]:
-        def grouped(x: Tensor) -> Tensor:
-            return x.unflatten(0, (3, 2, 6)).transpose(1, 2)
-
-        def rows(x: Tensor) -> Tensor:
-            return x.unflatten(0, (3, 6))
-
-        queries = Factor((Window(self.q.weight, grouped), Window(self.q.bias, lambda x: grouped(x.unsqueeze(-1)))))
-        keys = Factor((Window(self.k.weight, rows), Window(self.k.bias, lambda x: rows(x.unsqueeze(-1)))))
-        values = Factor((Window(self.v.weight, rows), Window(self.v.bias, lambda x: rows(x.unsqueeze(-1)))))
-        outputs = Factor((Window(self.o.weight, lambda x: grouped(x.T)),))
-        return [
-            Pair(f"{name}.qk", queries, keys, turning=(((0, 2),), ((1, 3),))),
-            Pair(f"{name}.vo", values, outputs),
-        ]
-
-
-def turned(x: Tensor, angle: Tensor) -> Tensor:
-    real, imaginary, still = x[..., :2], x[..., 2:4], x[..., 4:]
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos, still), -1)
-
-
-class Adapted(nn.Module):
-    """A frozen layer with a low-rank adapter, one of whose factors is zero at first."""
-
-    def __init__(self, zero: str) -> None:
-        super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.randn(WIDTH, 2))
-        nn.init.zeros_(getattr(self, zero))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.a.T @ self.b.T
-
-    def pairs(self, name: str) -> list[Pair]:
-        b = Factor((Window(self.b, lambda x: x.T.unsqueeze(0)),))
-        return [Pair(f"{name}.lora", Factor((Window(self.a, lambda x: x.unsqueeze(0)),)), b)]
-
-
-class Units(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(relu(self.up(x)))
-
-    def pairs(self, name: str) -> list[Pair]:
-        up = (Window(self.up.weight, lambda x: x[:, None]), Window(self.up.bias, lambda x: x[:, None, None]))
-        return [
-            Pair(f"{name}.units", Factor(up), Factor((Window(self.down.weight, lambda x: x.T[:, None]),)), (), True)
-        ]
-
-
-class Block(nn.Module):
-    def __init__(self, zero: str) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.plain = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.rotary, self.adapted, self.units = Rotary(), Adapted(zero), Units()
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norms[0](x)
-        x = x + self.plain(h, h, h, need_weights=False)[0] + self.rotary(h)
-        h = self.norms[1](x)
-        return x + self.adapted(h) + self.units(h)
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(zero) for zero in "ba")
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def pairs_of(model: nn.Module) -> list[Pair]:
-    own = [m.pairs(name) for name, m in model.named_modules() if isinstance(m, Rotary | Adapted | Units)]
-    return [*find_pairs(model), *(pair for pairs in own for pair in pairs)]
 
 
 def made(dtype: torch.dtype, seed: int = 0) -> Model:
@@ -163,9 +65,10 @@ def made(dtype: torch.dtype, seed: int = 0) -> Model:
 
 
 def shard(model: Model, mesh: Any) -> Model:
-    for block in model.blocks:
+    for block in (model.first, model.second):
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def optimizer_of(model: nn.Module, name: str) -> Paired:
@@ -224,8 +127,7 @@ def compare(out: dict[str, Any]) -> None:
         backward(model, STEPS)
         backward(sharded, STEPS, RANK, WORLD)
         if RANK == 1:
-            gradient = sharded.blocks[0].plain.in_proj_weight.grad
-            gradient.to_local().mul_(1.01)
+            gradient_here(sharded.first.plain.in_proj_weight).mul_(1.01)
         alone.step()
         together.step()
         found["perturbed"] = apart(values(model), values(sharded))
@@ -238,17 +140,21 @@ def held(optimizer: Paired) -> dict[str, int]:
         for key, value in state.items():
             if isinstance(value, Tensor) and "." in key:
                 pair = key.partition("[")[0]
-                numbers[pair] = (
-                    numbers.get(pair, 0) + (value.to_local() if isinstance(value, DTensor) else value).numel()
-                )
+                here = value.to_local() if isinstance(value, DTensor) else value
+                numbers[pair] = numbers.get(pair, 0) + here.numel()
     return numbers
 
 
-def broken(model: nn.Module, optimizer: Paired) -> list[Any]:
+def gradient_here(parameter: Tensor) -> Tensor:
+    assert isinstance(parameter.grad, DTensor)
+    return parameter.grad.to_local()
+
+
+def broken(model: Model, optimizer: Paired) -> list[Any]:
     """[error, motion] where one entry of a gradient is NaN in the second process."""
     backward(model, STEPS, RANK, WORLD)
     if RANK == 1:
-        model.blocks[1].rotary.v.weight.grad.to_local()[0, 0] = math.nan
+        gradient_here(model.first.plain.out_proj.weight)[0, 0] = math.nan
     before, state = values(model), held(optimizer)
     try:
         optimizer.step()
@@ -278,18 +184,17 @@ def masters(out: dict[str, Any]) -> None:
         alone, together = optimizer_of(model, name), optimizer_of(sharded, name)
         train(model, alone, range(STEPS))
         train(sharded, together, range(STEPS))
-        kept = [
-            {n: full(o.value(p)) for n, p in m.named_parameters()} for m, o in ((model, alone), (sharded, together))
-        ]
-        out[name] = apart(values(model), values(sharded)), apart(*kept), apart(start, values(model))
+        kept = {n: full(alone.value(p)) for n, p in model.named_parameters()}
+        gap = apart(kept, {n: full(together.value(p)) for n, p in sharded.named_parameters()})
+        out[name] = apart(values(model), values(sharded)), gap, apart(start, values(model))
 
 
 def mixed(out: dict[str, Any]) -> None:
-    """Pairs of which one parameter is sharded and another is not, the first or the second. Same data as in `masters`."""
+    """Pairs of which one parameter is sharded and another is not, the first or the second; data as in `masters`."""
     mesh = init_device_mesh("cpu", (WORLD,))
     for name, left in itertools.product(("adam", "sgd"), "qk"):
-        model, other = made(torch.float64), made(torch.float64)
-        sharded = fully_shard(other, mesh=mesh, ignored_params={getattr(b.rotary, left).weight for b in other.blocks})
+        model, sharded = made(torch.float64), made(torch.float64)
+        fully_shard(sharded, mesh=mesh, ignored_params={sharded.first.others[0].get_parameter(f"{left}.weight")})
         alone, together = optimizer_of(model, name), optimizer_of(sharded, name)
         train(model, alone, range(STEPS))
         train(sharded, together, range(STEPS))
@@ -319,15 +224,13 @@ def placed(model: Model) -> Model:
 
 
 def keys(state: Any) -> list[str]:
-    found = [
-        (name, key, list(x.shape) if isinstance(x, Tensor) else 0) for name, s in state.items() for key, x in s.items()
-    ]
-    return sorted(map(str, found))
+    found = [(name, key, x) for name, values in state.items() for key, x in values.items()]
+    return sorted(f"{name} {key} {list(x.shape) if isinstance(x, Tensor) else x!r}" for name, key, x in found)
 
 
 def save(out: dict[str, Any], folder: Path) -> None:
     """STEPS steps, a checkpoint, RESUMED more: whether state as it is at first has the keys that it has then."""
-    for name, dtype in RUNS:
+    for name, dtype in STARTS:
         model = placed(made(DTYPES[dtype]))
         optimizer, fresh = optimizer_of(model, name), optimizer_of(model, name)
         before = values(model)
@@ -336,7 +239,7 @@ def save(out: dict[str, Any], folder: Path) -> None:
         train(model, optimizer, range(STEPS), RANK, WORLD)
         model_state, state = get_state_dict(model, optimizer)
         out[f"{name} {dtype}"] = {"first": keys(first), "then": keys(state["state"]), "moved": moved}
-        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder / f"{name}-{dtype}")
+        save_checkpoint({"model": model_state, "optimizer": state}, checkpoint_id=folder / f"{name}-{dtype}")
         train(model, optimizer, range(STEPS, STEPS + RESUMED), RANK, WORLD)
         end = values(model)
         if RANK == 0:
@@ -345,23 +248,21 @@ def save(out: dict[str, Any], folder: Path) -> None:
 
 def resume(out: dict[str, Any], folder: Path) -> None:
     """RESUMED steps from a checkpoint, in a model that holds something else before, or nothing but NaN."""
-    for name, dtype in RUNS:
-        end = torch.load(folder / f"{name}-{dtype}.pt")
-        for start in ("other values", "empty"):
-            model = made(DTYPES[dtype], seed=1)
-            if start == "empty":
-                model = placed(model.to("meta")).to_empty(device="cpu")
-                for parameter in model.parameters():
-                    nn.init.constant_(parameter.detach(), math.nan)
-            else:
-                model = placed(model)
-            optimizer = optimizer_of(model, name)
-            model_state, state = get_state_dict(model, optimizer)
-            states = {"model": model_state, "optimizer": state}
-            dcp.load(states, checkpoint_id=folder / f"{name}-{dtype}")
-            set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
-            train(model, optimizer, range(STEPS, STEPS + RESUMED), RANK, WORLD)
-            out[f"{name} {dtype} {start}"] = apart(values(model), end)
+    for (name, dtype), start in STARTS.items():
+        model = made(DTYPES[dtype], seed=1)
+        if start == "empty":
+            model = placed(model.to("meta")).to_empty(device="cpu")
+            for parameter in model.parameters():
+                nn.init.constant_(parameter.detach(), math.nan)
+        else:
+            model = placed(model)
+        optimizer = optimizer_of(model, name)
+        model_state, state = get_state_dict(model, optimizer)
+        states = {"model": model_state, "optimizer": state}
+        load_checkpoint(states, checkpoint_id=folder / f"{name}-{dtype}")
+        set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        train(model, optimizer, range(STEPS, STEPS + RESUMED), RANK, WORLD)
+        out[f"{name} {dtype}"] = apart(values(model), torch.load(folder / f"{name}-{dtype}.pt"))
 
 
 def gathered(out: dict[str, Any]) -> None:

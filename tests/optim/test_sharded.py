@@ -15,6 +15,7 @@ Found = list[dict[str, Any]]
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+HEADS = {"plain": 4, "others.0": 3, "others.1": 7, "adapted": 1}
 EXACT = 1e-12
 ROUNDED = {"float64": EXACT, "float32": 1e-6}
 RESUMED = ("adam float64", "adam float32", "adam bfloat16", "sgd float64", "plain sgd float64")
@@ -69,7 +70,7 @@ def test_sharded_steps_are_those_of_one_process(together: Found, name: str, dtyp
     for process in together:
         found = process["compare"][f"{name} {dtype}"]
         assert found["start"] == 0
-        assert found["moved"] > 0.1
+        assert found["moved"] > 0.05
         assert found["one step"] < ROUNDED[dtype]
         assert found["all steps"] < 10 * ROUNDED[dtype]
         assert found["perturbed"] > 30 * ROUNDED["float32"]  # the gradient of one process off by a hundredth
@@ -80,7 +81,7 @@ def test_state_is_shared_by_heads(together: Found, name: str) -> None:
     first, second = (process["compare"][f"{name} float64"] for process in together)
     assert first["held"].keys() == first["of"].keys()
     for pair, count in first["of"].items():
-        heads = {"plain": 4, "rotary": 3, "units": 7, "adapted": 1}[pair.split(".")[2]]
+        heads = next(n for kind, n in HEADS.items() if kind in pair)
         assert first["held"][pair] == count * ((heads + 1) // 2) // heads
         assert second["held"][pair] == count - first["held"][pair]
 
@@ -89,7 +90,7 @@ def test_state_is_shared_by_heads(together: Found, name: str) -> None:
 def test_nan_in_one_process_is_refused_by_all(together: Found, name: str) -> None:
     for process in together:
         error, motion = process["compare"][f"{name} float64"]["broken"]
-        assert "the gradient of blocks.1.rotary.vo has NaN or inf entries: no step was taken" in error
+        assert "the gradient of first.plain.vo has NaN or inf entries: no step was taken" in error
         assert motion == 0
 
 
@@ -122,7 +123,7 @@ def test_pairs_with_one_parameter_sharded(together: Found) -> None:
 def test_pairs_of_replaced_parameters_are_refused(together: Found) -> None:
     """The optimizer would leave them where they are, and nothing would be said."""
     for process in together:
-        assert "holds no parameter of pair blocks.0.plain.vo" in process["stale"]["error"]
+        assert "holds no parameter of pair first.plain.vo" in process["stale"]["error"]
         assert "find its pairs anew" in process["stale"]["error"]
 
 
@@ -139,20 +140,18 @@ def test_state_has_its_keys_from_the_start(alone: Found, together: Found, run: s
         assert found["moved"] == 0
 
 
-@pytest.mark.parametrize("start", ["other values", "empty"])
 @pytest.mark.parametrize("run", RESUMED)
-def test_resumed_run_is_the_unbroken_one(resumed: Found, resumed_alone: Found, run: str, start: str) -> None:
+def test_resumed_run_is_the_unbroken_one(resumed: Found, resumed_alone: Found, run: str) -> None:
     """To the last bit with as many processes as before, in a model of other weights or of memory never written."""
-    assert resumed_alone[0]["resume:0"][f"{run} {start}"] == 0
+    assert resumed_alone[0]["resume:0"][run] == 0
     for process in resumed:
-        assert process["resume:1"][f"{run} {start}"] == 0
+        assert process["resume:1"][run] == 0
 
 
 @pytest.mark.parametrize("run", ["adam float64", "sgd float64", "plain sgd float64"])
 def test_resumed_with_other_processes(resumed: Found, resumed_alone: Found, run: str) -> None:
-    for start in ("other values", "empty"):
-        for found in (resumed_alone[0]["resume:1"], *(process["resume:0"] for process in resumed)):
-            assert found[f"{run} {start}"] < EXACT
+    for found in (resumed_alone[0]["resume:1"], *(process["resume:0"] for process in resumed)):
+        assert found[run] < EXACT
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])

@@ -93,10 +93,10 @@ class OrbitMonitor:
         OrbitMonitor(optimizer, pairs, log=wandb.log)     # after wandb.init(...)
         OrbitMonitor(optimizer, pairs, log=trackio.log)   # after trackio.init(...)
 
-    A monitored step costs a copy of the pairs' parameters, and some r × r eigenvectors for each product; other steps
-    cost nothing. Gradients are read when the step is done, so they must be those that it took: optimizers that evaluate
-    a closure several times (LBFGS) leave others. A step that is refused is not counted. Copies of the optimizer are not
-    watched.
+    A monitored step costs a copy of the pairs' parameters and, in float64, several products with them and r × r
+    eigenvectors for each head: many times an Adam step on them, so choose `every`. Other steps cost nothing.
+    Gradients are read when the step is done, so they must be those that it took: optimizers that evaluate a closure
+    several times (LBFGS) leave others. A step that is refused is not counted. Copies of the optimizer are not watched.
 
     With sharded parameters (FSDP2) factors are made whole, one pair at a time, so every process must have a monitor;
     give `path` and `log` to one of them.

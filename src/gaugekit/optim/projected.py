@@ -16,6 +16,9 @@ from gaugekit.optim.wrapping import MOMENTA, Wrapper, check_gradients
 
 __all__ = ["Horizontal"]
 
+STEPS = "horizontal_steps"
+"""Kept in the first parameter group, which a checkpoint holds, so that a resumed run rebalances when it would have."""
+
 
 class Horizontal(Wrapper):
     """An optimizer whose steps have no part along the orbits of pairs, A → S A, B → S⁻ᴴ B.
@@ -51,7 +54,6 @@ class Horizontal(Wrapper):
             raise ValueError(f"rebalance is a number of steps, or 0 for never, got {rebalance}")
         self.pairs, self.rebalance = tuple(pairs), rebalance
         self.metric: Metric = metric
-        self.steps = 0
         self.points: list[tuple[Pair, Tensor, Tensor]] = []
 
     def before(self) -> None:
@@ -61,7 +63,8 @@ class Horizontal(Wrapper):
         self.points = [(pair, *_read(pair)) for pair in moving]
 
     def after(self) -> None:
-        self.steps += 1
+        first = self.param_groups[0]
+        first[STEPS] = first.get(STEPS, 0) + 1
         for pair, a, b in self.points:
             new_a, new_b = _read(pair)
             for block in pair.blocks:
@@ -71,7 +74,7 @@ class Horizontal(Wrapper):
                 block.put(new_a, point_a + step_a)
                 block.put(new_b, point_b + step_b)
             _write(pair, new_a, new_b)
-            if self.rebalance and self.steps % self.rebalance == 0:
+            if self.rebalance and first[STEPS] % self.rebalance == 0:
                 self._rebalance(pair)
         self.points = []
 
