@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--conditions", type=float, nargs="+", default=[10.0, 100.0])
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
+    parser.add_argument("--rates", type=int, default=4, help="how many learning rates of each grid to try")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
     data, vocabulary = characters()
@@ -151,8 +152,8 @@ def main() -> None:
         task = progress.add_task(
             "training", total=sum(len(rates) + len(options.conditions) for _, rates in chosen.values())
         )
-        for name, (make, rates) in chosen.items():
-            tried = {}
+        for name, (make, grid) in chosen.items():
+            rates, tried = grid[: options.rates], {}
             for lr in rates:
                 tried[lr] = train(start, make, lr, 1.0, data, options.steps)
                 progress.advance(task)

@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from gaugekit.optim.paired import Paired
+from gaugekit.optim.projected import Horizontal
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
 
 Make = Callable[..., Paired]
@@ -83,7 +84,9 @@ def backward(model: nn.Module, step: int, rank: int = 0, world: int = 1) -> None
     cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
 
-def train(model: nn.Module, optimizer: Paired, steps: Iterable[int], rank: int = 0, world: int = 1) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], rank: int = 0, world: int = 1
+) -> None:
     for step in steps:
         backward(model, step, rank, world)
         optimizer.step()
@@ -199,6 +202,20 @@ def mixed(out: dict[str, Any]) -> None:
         train(model, alone, range(STEPS))
         train(sharded, together, range(STEPS))
         out[f"{name} {left}"] = apart(values(model), values(sharded))
+
+
+def horizontal(out: dict[str, Any]) -> None:
+    """A plain optimizer without orbit motion, balanced now and then."""
+    ends = []
+    start = values(made(torch.float64))
+    for world in (1, WORLD):
+        model = made(torch.float64)
+        if world > 1:
+            shard(model, init_device_mesh("cpu", (WORLD,)))
+        inner = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01, eps=1e-4)
+        train(model, Horizontal(inner, pairs_of(model), rebalance=2), range(STEPS), RANK % world, world)
+        ends.append(values(model))
+    out["gap"], out["moved"] = apart(*ends), apart(start, ends[0])
 
 
 def stale(out: dict[str, Any]) -> None:

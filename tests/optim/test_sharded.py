@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -23,6 +24,15 @@ RESUMED = ("adam float64", "adam float32", "adam bfloat16", "sgd float64", "plai
 
 def launch(out: Path, processes: int, commands: str, *folders: Path) -> Found:
     """What each process found. One process runs without torch.distributed."""
+    found = [out.with_name(f"{out.name}-{rank}.json") for rank in range(processes)]
+    with open(out, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(path.exists() for path in found):
+            run_worker(out, processes, commands, *folders)
+    return [json.loads(path.read_text()) for path in found]
+
+
+def run_worker(out: Path, processes: int, commands: str, *folders: Path) -> None:
     run = (*TORCHRUN, f"--nproc-per-node={processes}") if processes > 1 else ()
     for folder in folders:
         folder.mkdir(exist_ok=True)
@@ -35,12 +45,15 @@ def launch(out: Path, processes: int, commands: str, *folders: Path) -> Found:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(out.with_name(f"{out.name}-{rank}.json").read_text()) for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharded")
+    """One for all workers of pytest-xdist, that processes be launched once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sharded"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +63,9 @@ def alone(folder: Path) -> Found:
 
 @pytest.fixture(scope="module")
 def together(folder: Path) -> Found:
-    return launch(folder / "together", 2, "compare,meshes,masters,mixed,stale,gathered,save:0", folder / "of two")
+    return launch(
+        folder / "together", 2, "compare,meshes,masters,mixed,horizontal,stale,gathered,save:0", folder / "of two"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +133,12 @@ def test_pairs_with_one_parameter_sharded(together: Found) -> None:
     for process in together:
         assert len(process["mixed"]) == 4
         assert max(process["mixed"].values()) < EXACT
+
+
+def test_horizontal_steps(together: Found) -> None:
+    for process in together:
+        assert process["horizontal"]["gap"] < EXACT
+        assert process["horizontal"]["moved"] > 0.01
 
 
 def test_pairs_of_replaced_parameters_are_refused(together: Found) -> None:

@@ -101,7 +101,7 @@ class QuotientSGD(Paired):
         c_b = times(orthonormalizing(m + (pushed + rounding(m)) * eye), dual)
         both = moved.grad_a is not None and moved.grad_b is not None
         inverse_k, inverse_l = times(c_a.mH, c_a), times(c_b.mH, c_b)
-        if moved.grad_b is None:  # where B has no rows, rounding is all that the gradient of A has
+        if moved.grad_b is None or not moved.group_b["lr"]:  # where B has no rows, A's gradient is all rounding
             q = times(c_b, b)
             inverse_l = times(c_b.mH, times(across(q, q), c_b))
         v_a, xi_a = _velocity(moved.grad_a, inverse_l, a, moved.group_a, both, state, "velocity_a")
