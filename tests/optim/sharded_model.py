@@ -1,9 +1,13 @@
-"""A small model of every kind of pair, for test_sharded.py."""
+"""A small model of every kind of pair, whole or sharded, for test_sharded.py."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import relu, scaled_dot_product_attention
 
 from gaugekit.optim.finding import find_pairs
@@ -54,11 +58,12 @@ class Adapted(nn.Module):
 
     def __init__(self, zero: str) -> None:
         super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.randn(WIDTH, 2))
+        self.base = nn.Linear(8, WIDTH).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(WIDTH, 2))
         nn.init.zeros_(getattr(self, zero))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x[..., :8]
         return self.base(x) + x @ self.a.T @ self.b.T
 
     def pairs(self, name: str) -> list[Pair]:
@@ -110,3 +115,28 @@ class Model(nn.Module):
 def pairs_of(model: nn.Module) -> list[Pair]:
     own = [m.pairs(name) for name, m in model.named_modules() if isinstance(m, Rotary | Adapted | Units)]
     return [*find_pairs(model), *(pair for pairs in own for pair in pairs)]
+
+
+def made(dtype: torch.dtype, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    return Model().to(dtype)
+
+
+def shard(model: Model, mesh: Any) -> Model:
+    for block in (model.first, model.second):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def full(x: Tensor) -> Tensor:
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: full(p) for name, p in model.named_parameters()}
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)

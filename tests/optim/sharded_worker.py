@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_model import VOCABULARY, Model, pairs_of
+from sharded_model import VOCABULARY, Model, apart, full, made, pairs_of, shard, values
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -60,18 +60,6 @@ STEPS, RESUMED = 3, 2
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def made(dtype: torch.dtype, seed: int = 0) -> Model:
-    torch.manual_seed(seed)
-    return Model().to(dtype)
-
-
-def shard(model: Model, mesh: Any) -> Model:
-    for block in (model.first, model.second):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
 def optimizer_of(model: nn.Module, name: str) -> Paired:
     trained = [p for p in model.parameters() if p.requires_grad]
     return OPTIMIZERS[name](trained, pairs=pairs_of(model), masters=trained[0].dtype == torch.bfloat16)
@@ -90,19 +78,6 @@ def train(
     for step in steps:
         backward(model, step, rank, world)
         optimizer.step()
-
-
-def full(x: Tensor) -> Tensor:
-    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    return {name: full(p) for name, p in model.named_parameters()}
-
-
-def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
 # --- sharded against whole ------------------------------------------------------------------------------------
@@ -241,7 +216,7 @@ def placed(model: Model) -> Model:
 
 
 def keys(state: Any) -> list[str]:
-    found = [(name, key, x) for name, values in state.items() for key, x in values.items()]
+    found = [(name, key, x) for name, entry in state.items() for key, x in entry.items()]
     return sorted(f"{name} {key} {list(x.shape) if isinstance(x, Tensor) else x!r}" for name, key, x in found)
 
 

@@ -19,11 +19,11 @@ from gaugekit.optim.frames import (
     inverse_root,
     orthonormalizing,
     plus,
-    rounding,
     times,
 )
 
 F64 = torch.float64
+NOTHING = torch.zeros(1, 1, 1)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -143,13 +143,6 @@ def test_deficient(dtype: torch.dtype) -> None:
     assert deficient(torch.zeros(0, 3, 5, dtype=dtype)).shape == (0,)
 
 
-def test_rounding_is_that_of_the_size_in_the_metric() -> None:
-    q, ratio = drawn(2, 3, 8), drawn(2, 3, 3, seed=4)
-    want = torch.finfo(F64).eps * torch.linalg.solve(ratio, q).square().sum((1, 2))
-    assert torch.allclose(rounding(gram(q), ratio).flatten(), want, rtol=1e-10)
-    assert torch.allclose(rounding(gram(q)).flatten(), torch.finfo(F64).eps * q.square().sum((1, 2)), rtol=1e-12)
-
-
 # --- first frames -----------------------------------------------------------------------------------------------
 
 
@@ -158,7 +151,7 @@ def test_rounding_is_that_of_the_size_in_the_metric() -> None:
 @pytest.mark.parametrize("condition", [10.0, 1e3])
 def test_first_frames_see_the_row_space_only(dtype: torch.dtype, r: int, m: int, condition: float) -> None:
     a, s = drawn(5, r, m, dtype=dtype), random_invertible(r, rng(1), condition, (5,), dtype)
-    (c, d, added), (c2, d2, _) = first_frames(a), first_frames(s @ a)
+    (c, d, added), (c2, *_) = first_frames(a), first_frames(s @ a)
     assert c.dtype == d.dtype == dtype
     assert added.dtype == F64
     assert not bool(added.any())
@@ -198,9 +191,9 @@ def test_first_frames_of_float32_and_of_nothing() -> None:
 def test_advance_turns_by_the_polar_factor() -> None:
     """Of all orthonormal bases of the new row space, the nearest to the frame before."""
     a, b, step = normal(4, 3, 8), normal(4, 3, 7, seed=1), 0.5 * normal(4, 3, 8, seed=2)
-    at = advance(*first_frames(a)[:2], a, b, None, 0.0)
+    at = advance(*first_frames(a)[:2], a, b, NOTHING, 0.0, None)
     before = times(at.root_a, at.q_a)
-    after = advance(at.c_a, at.c_b, a + step, b, None, 0.0)
+    after = advance(at.c_a, at.c_b, a + step, b, NOTHING, 0.0, None)
     u, _, vh = torch.linalg.svd(at.c_a @ (a + step), full_matrices=False)
     assert gap(after.c_a @ (a + step), u @ vh) < 1e-9
     for seed in range(20):
@@ -220,8 +213,8 @@ def test_advanced_rows_are_orthonormal_and_free_of_the_gauge(dtype: torch.dtype,
         a = a + 0.02 * drawn(3, r, 8, seed=seed, dtype=dtype)
         b = b + 0.02 * drawn(3, r, 7, seed=seed + 50, dtype=dtype)
         at, at2 = (
-            advance(*frames, a, b, None, 1e-3),
-            advance(*moved, s @ a, t @ b, None, 1e-3),
+            advance(*frames, a, b, NOTHING, 1e-3, None),
+            advance(*moved, s @ a, t @ b, NOTHING, 1e-3, None),
         )
         frames, moved = (at.c_a, at.c_b), (at2.c_a, at2.c_b)
         for c, x, q, root in ((at.c_a, a, at.q_a, at.root_a), (at.c_b, b, at.q_b, at.root_b)):
@@ -235,9 +228,9 @@ def test_advance_bounds_the_frame_of_a_short_factor_by_the_floor() -> None:
     """C_B with B = 0 has B Bᴴ + floor² K⁻¹ = I: floor times it is orthonormal where A is."""
     a, floor = normal(3, 4, 8), 1e-3
     c_a, c_b, _ = first_frames(a)
-    at = advance(c_a, c_b, a, torch.zeros(3, 4, 6, dtype=F64), None, floor)
+    at = advance(c_a, c_b, a, torch.zeros(3, 4, 6, dtype=F64), NOTHING, floor, None)
     assert gap(floor**2 * at.c_b @ torch.linalg.inv(gram(a)) @ at.c_b.mT, identity(a)) < 1e-12
-    at = advance(c_a, c_b, a, torch.zeros(3, 4, 6, dtype=F64), None, 0.0)
+    at = advance(c_a, c_b, a, torch.zeros(3, 4, 6, dtype=F64), NOTHING, 0.0, None)
     assert gap(at.c_b, c_b) < 1e-15  # nothing to go by: as it was
 
 
@@ -247,7 +240,20 @@ def test_frame_of_a_deficient_factor_at_rest_does_not_grow(dtype: torch.dtype) -
     c_a, c_b, _ = first_frames(a)
     sizes = []
     for _ in range(30):
-        at = advance(c_a, c_b, a, b, None, 0.0)
+        at = advance(c_a, c_b, a, b, NOTHING, 0.0, None)
         c_a, c_b = at.c_a, at.c_b
         sizes.append(float(c_b.abs().max()))
     assert sizes[-1] < 3 * sizes[1] < 100 * torch.finfo(dtype).eps ** -0.5
+
+
+@pytest.mark.parametrize("r", [1, 3])
+def test_unit_is_the_root_of_the_size_of_the_product(r: int) -> None:
+    a, b = normal(3, r, 8), normal(3, r, 6, seed=1)
+    c_a, c_b, _ = first_frames(a)
+    own = torch.tensor([1.0, 0.0, 1.0])[:, None, None]
+    for _ in range(2):  # in the first frames, and in those found from them
+        at = advance(c_a, c_b, a, b, NOTHING, 1e-3, own)
+        size = torch.linalg.svdvals(b.mT @ a)[:, :r].square().mean(-1) ** 0.25
+        assert gap(at.unit.flatten(), torch.where(own.flatten() > 0, size, 1.0)) < 1e-12
+        c_a, c_b = at.c_a, at.c_b
+    assert torch.equal(advance(c_a, c_b, a, b, NOTHING, 1e-3, None).unit, torch.ones(3, 1, 1, dtype=F64))

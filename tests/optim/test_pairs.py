@@ -213,7 +213,10 @@ def test_float32_is_moved_in_float64_and_rounded_once() -> None:
 def test_batch_of_one_and_empty_batches() -> None:
     """TransformerLens#226: leading dimensions of one."""
     a, b = normal(3, 5), normal(3, 4, seed=1)
-    flat, one = Pair.of(nn.Parameter(a.clone()), nn.Parameter(b.clone())), Pair.of(nn.Parameter(a[None]), nn.Parameter(b[None]))
+    flat, one = (
+        Pair.of(nn.Parameter(a.clone()), nn.Parameter(b.clone())),
+        Pair.of(nn.Parameter(a[None]), nn.Parameter(b[None])),
+    )
     for pair in (flat, one):
         scramble_([pair], rng(), 10.0)
     for p, q in zip(flat.parameters, one.parameters, strict=True):

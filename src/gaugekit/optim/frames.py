@@ -47,7 +47,7 @@ be free of the gauge there."""
 class Lifted:
     """Frames c_a, c_b (N, r, r), and the factors in the frames before: c_a A = root_a q_a, with q_a (N, r, m) and
     root_a (N, r, r) near the identity, and c_b B = root_b q_b. They are not multiplied, as root_a goes to a smaller
-    matrix in every product."""
+    matrix in every product. `unit` (N, 1, 1): √σ, σ the root of the mean square of G's singular values, or 1."""
 
     c_a: Tensor
     q_a: Tensor
@@ -55,6 +55,7 @@ class Lifted:
     c_b: Tensor
     q_b: Tensor
     root_b: Tensor
+    unit: Tensor
 
 
 def times(c: Tensor, x: Tensor) -> Tensor:
@@ -144,31 +145,36 @@ def reduced(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing >= 0 else torch.linalg.qr(x.mH, mode="r").R.mH
 
 
-def rounding(m: Tensor, ratio: Tensor | None = None) -> Tensor:
-    """(N, 1, 1): what of the eigenvalues of M, or of R⁻¹ M R⁻ᴴ, (N, r, r) ≥ 0, cannot be told from zero."""
-    if ratio is not None:
-        m = torch.linalg.solve_ex(ratio, torch.linalg.solve_ex(ratio, m)[0].mH)[0]
-    return torch.finfo(m.dtype).eps * m.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
+def rounding(squares: Tensor) -> Tensor:
+    """What of the squares of singular values, of which `squares` is the sum, cannot be told from zero."""
+    return torch.finfo(squares.dtype).eps * squares
 
 
-def advance(c_a: Tensor, c_b: Tensor, a: Tensor, b: Tensor, added: Tensor | None, floor: float) -> Lifted:
+def advance(c_a: Tensor, c_b: Tensor, a: Tensor, b: Tensor, added: Tensor, reach: float, own: Tensor | None) -> Lifted:
     """The frames carried to the factors where they are now: turned by the polar factor of C A, as little as possible.
 
     c_b makes B Bᴴ + floor² (A Aᴴ)⁻¹ the identity: a step of length 1 in its rows moves A by 1/floor of itself at most,
-    however short B is. `floor` is the length that a step of this optimizer has in invariant units, so this matters only
-    for parts of the product that are not longer than that, LoRA's zero B above all. A and B are not alike in this: one
-    of them must be free to leave zero. `added` (N, 1, 1) goes to the diagonal of A Aᴴ. With floor 0, what is below
-    `rounding` is: c_b would grow without end where B has not full rank and does not move.
+    however short B is. The floor is the length of a step of B, so this matters only for parts of the product that are
+    not longer than that, LoRA's zero B above all. A and B are not alike in this: one of them must be free to leave
+    zero. Without a step, what is below `rounding` is the floor: c_b would grow without end where B has not full rank.
+
+    Args:
+        c_a, c_b: the frames where the factors were.
+        a, b: the factors.
+        added: (N, 1, 1), goes to the diagonal of A Aᴴ.
+        reach: the length of a step of B over its unit.
+        own: which products (N, 1, 1) have a unit of their own, √σ; for others, and without it, the unit is 1.
     """
     q_a = times(c_a, a)
-    m = across(q_a, q_a)
-    if added is not None:
-        m = m + added * across(c_a, c_a)
-    root_a = inverse_root(m)
+    root_a = inverse_root(across(q_a, q_a) + added * across(c_a, c_a))
     c_a = times(root_a, c_a)
     q_b = times(c_b, b)
-    ratio = across(c_b, c_a)
-    m = across(q_b, q_b)
-    square = floor**2 if floor else rounding(m, ratio)
-    root_b = inverse_root(m + square * across(ratio, ratio))
-    return Lifted(c_a, q_a, root_a, times(root_b, c_b), q_b, root_b)
+    m, ratio = across(q_b, q_b), across(c_b, c_a)
+    back = 1 / ratio if ratio.shape[-1] == 1 else torch.linalg.inv(ratio)  # to where A is orthonormal
+    squares = (times(back, m) * back.conj()).real.sum((1, 2), keepdim=True)
+    unit = torch.ones_like(squares)
+    if own is not None:
+        unit = torch.where(own > 0, (squares / m.shape[-1]) ** 0.25, unit)
+    floor = (reach * unit) ** 2 if reach else rounding(squares)
+    root_b = inverse_root(m + floor * across(ratio, ratio))
+    return Lifted(c_a, q_a, root_a, times(root_b, c_b), q_b, root_b, unit)

@@ -25,7 +25,6 @@ from gaugekit.geometry.rows import wide
 from gaugekit.optim.frames import reduced
 from gaugekit.optim.horizontal import drift, raised, vertical_part
 from gaugekit.optim.pairs import Pair
-from gaugekit.optim.sharding import whole
 from gaugekit.optim.sharpness import Sharpness, sharpness
 
 __all__ = ["Motion", "OrbitMonitor", "OrbitRecord"]
@@ -224,7 +223,7 @@ def _motion(row: Sequence[float]) -> Motion:
 
 
 def _values(pair: Pair, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Factors:
-    return pair.factors(lambda p: wide(whole(tensor_of(p))))
+    return pair.factors(lambda p: wide(tensor_of(p)))
 
 
 def _double(x: Tensor) -> Tensor:

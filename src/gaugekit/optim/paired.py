@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gaugekit.optim.frames import deficient
-from gaugekit.optim.pairs import Factor, Pair
+from gaugekit.optim.pairs import Factor, Pair, check_cover, check_held
 from gaugekit.optim.sharding import as_share, layout_of, local, rows_like, share, united, whole
 from gaugekit.optim.wrapping import Wrapper, check_gradients
 
@@ -207,8 +207,7 @@ class _Open:
         known = self.optimizer.state.get(self.anchor, {}).get(self._swap)
         if known is not None:
             return known
-        factors = self.pair.factors(lambda p: _wide(whole(p.detach())))
-        lacking = [(deficient(a), deficient(b)) for a, b in factors]
+        lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: _wide(p.detach()))]
         return any(bool(a.any()) for a, _ in lacking) and not any(bool(b.any()) for _, b in lacking)
 
     @property
@@ -301,40 +300,6 @@ def batches(opened: Iterable[_Open]) -> Iterator[list[_Open]]:
         together = max(1, BATCH // max(1, size))
         for start in range(0, len(found), together):
             yield found[start : start + together]
-
-
-def check_cover(pairs: Iterable[Pair]) -> None:
-    """ValueError unless names differ and every entry of every parameter in the pairs belongs to one window."""
-    names: set[str] = set()
-    covered: dict[int, tuple[str, Tensor]] = {}
-    for pair in pairs:
-        if pair.name in names:
-            raise ValueError(f"two pairs are called {pair.name}: give every pair its own name")
-        names.add(pair.name)
-        for window in (*pair.a.windows, *pair.b.windows):
-            parameter = window.parameter
-            _, count = covered.setdefault(id(parameter), (pair.name, torch.zeros(parameter.shape, dtype=torch.uint8)))
-            window.view(count).add_(1)
-            if bool((count > 1).any()):
-                raise ValueError(
-                    f"pair {pair.name} overlaps with another: an entry of a parameter has one pair at most"
-                )
-    for name, count in covered.values():
-        if bool((count == 0).any()):
-            raise ValueError(
-                f"a parameter of shape {tuple(count.shape)} belongs to pair {name} in part only, and optimizers move "
-                "parameters as a whole: leave that kind of pair out"
-            )
-
-
-def check_held(pairs: Iterable[Pair], held: set[int]) -> None:
-    """ValueError for a pair that requires gradients and has no parameter among those held, by id."""
-    for pair in pairs:
-        if any(p.requires_grad for p in pair.parameters) and held.isdisjoint(map(id, pair.parameters)):
-            raise ValueError(
-                f"the optimizer holds no parameter of pair {pair.name}: leave it out, or, if parameters of the model "
-                "were replaced since (fully_shard does so), find its pairs anew"
-            )
 
 
 def _one_group(factor: Factor, name: str, trained: set[int], groups: dict[int, ParamGroup]) -> ParamGroup | None:

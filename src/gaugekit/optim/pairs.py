@@ -19,8 +19,9 @@ import torch
 from torch import Generator, Tensor
 
 from gaugekit.linalg import balance, random_invertible
+from gaugekit.optim.sharding import layout_of, local, rows_like, whole
 
-__all__ = ["Block", "Factor", "Pair", "Window", "balance_", "scramble_"]
+__all__ = ["Block", "Factor", "Pair", "Window", "balance_", "check_cover", "check_held", "scramble_"]
 
 TensorOf = Callable[[Tensor], Tensor | None]
 """From a parameter to a tensor of its shape."""
@@ -142,7 +143,7 @@ class Pair:
         for tensor in (a, b):
             if tensor.ndim not in (2, 3):
                 raise ValueError(f"factors of {name} must be (r, m) or (N, r, m), got {tuple(tensor.shape)}")
-        factors = [Factor((Window(x, batched if x.ndim == 2 else whole),)) for x in (a, b)]
+        factors = [Factor((Window(x, batched if x.ndim == 2 else as_it_is),)) for x in (a, b)]
         return cls(name, factors[0], factors[1])
 
     @cached_property
@@ -162,9 +163,23 @@ class Pair:
         windows = (*self.a.windows, *self.b.windows)
         return tuple({id(w.parameter): w.parameter for w in windows}.values())
 
-    def factors(self, tensor_of: TensorOf = torch.Tensor.detach) -> list[tuple[Tensor, Tensor]]:
-        """(A, B) of every block, copies: (N', r, m) and (N', r, n), complex for turning rows."""
-        a, b = self.a.read(tensor_of), self.b.read(tensor_of)
+    def read(self, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> tuple[Tensor, Tensor]:
+        """A (N, r, m) and B (N, r, n), copies, of the parameters or of tensors of their shapes; whole, if sharded."""
+        wholes = {id(p): whole(tensor_of(p)) for p in self.parameters}
+        return self.a.read(lambda p: wholes[id(p)]), self.b.read(lambda p: wholes[id(p)])
+
+    def write(self, a: Tensor, b: Tensor, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> None:
+        """Put A and B, which every process has, back where `read` found them, rounded to the dtype there."""
+        wholes = {id(p): whole(tensor_of(p)) for p in self.parameters}
+        for factor, value in ((self.a, a), (self.b, b)):
+            factor.write(value, lambda p: wholes[id(p)])
+        for parameter in self.parameters if layout_of(self.parameters) is not None else ():
+            into = tensor_of(parameter)
+            local(into).copy_(rows_like(wholes[id(parameter)], into))
+
+    def factors(self, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> list[tuple[Tensor, Tensor]]:
+        """What `read` gives, block by block: (N', r, m) and (N', r, n), complex for turning rows."""
+        a, b = self.read(tensor_of)
         return [(block.take(a), block.take(b)) for block in self.blocks]
 
     @torch.no_grad()
@@ -184,19 +199,29 @@ class Pair:
     @torch.no_grad()
     def move_(self, elements: Sequence[Tensor]) -> None:
         """Act on the parameters, in place: A → S A, B → S⁻ᴴ B, with one S (N', r, r) for every block. The product is
-        kept to rounding in the parameters' dtype, amplified by the condition of S; the algebra is S's own dtype."""
+        kept to rounding in the parameters' dtype, amplified by the condition of S; the algebra is float64."""
         self.move_by_([(s, torch.linalg.inv(s).mH) for s in elements])
 
     @torch.no_grad()
-    def move_by_(self, elements: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """A → S A, B → T B, in place, with (S, T) for every block."""
-        for side, factor in enumerate((self.a, self.b)):
-            whole = factor.read(torch.Tensor.detach)
-            wide = whole.double()
-            for block, element in zip(self.blocks, elements, strict=True):
-                matrix = element[side].to(whole.device)
-                block.put(wide, matrix @ block.take(wide).to(matrix.dtype))
-            factor.write(wide.to(whole.dtype), torch.Tensor.detach)
+    def move_by_(
+        self,
+        elements: Sequence[tuple[Tensor, Tensor]],
+        tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.detach,
+    ) -> None:
+        """A → S A, B → T B, in place, with (S, T) for every block, of the parameters or of tensors of their shapes."""
+        a, b = (x.double() for x in self.read(tensor_of))
+        for block, (s, t) in zip(self.blocks, elements, strict=True):
+            block.put(a, s.to(a.device) @ block.take(a))
+            block.put(b, t.to(b.device) @ block.take(b))
+        self.write(a, b, tensor_of)
+
+    @torch.no_grad()
+    def balancing(self) -> list[tuple[Tensor, Tensor]]:
+        """(S, T) of every block, float64, that `move_by_` takes to where A Aᴴ = B Bᴴ: the shortest factors of the same
+        product. T = S⁻ᴴ, but for directions that the product does not show, which become zero in both."""
+        a, b = (x.double() for x in self.read())
+        moves = [balance(block.take(a), block.take(b)) for block in self.blocks]
+        return [(s.abs(), t.abs()) for s, t in moves] if self.positive else moves
 
 
 def scramble_(pairs: Iterable[Pair], generator: Generator, condition: float = 10.0) -> None:
@@ -205,19 +230,49 @@ def scramble_(pairs: Iterable[Pair], generator: Generator, condition: float = 10
         pair.move_(pair.sample(generator, condition))
 
 
-@torch.no_grad()
 def balance_(pairs: Iterable[Pair]) -> None:
-    """Move every pair to where A Aᴴ = B Bᴴ, in place: the shortest factors of the same product. Directions that the
-    product does not show become zero in both factors."""
+    """Move every pair to where A Aᴴ = B Bᴴ, in place; see `Pair.balancing`."""
     for pair in pairs:
-        wide = [tuple(x.to(torch.promote_types(x.dtype, torch.float64)) for x in ab) for ab in pair.factors()]
-        moves = [balance(a, b) for a, b in wide]
-        pair.move_by_([(s.abs(), t.abs()) for s, t in moves] if pair.positive else moves)
+        pair.move_by_(pair.balancing())
+
+
+def check_cover(pairs: Iterable[Pair]) -> None:
+    """ValueError unless names differ and every entry of every parameter in the pairs belongs to one window."""
+    names: set[str] = set()
+    covered: dict[int, tuple[str, Tensor]] = {}
+    for pair in pairs:
+        if pair.name in names:
+            raise ValueError(f"two pairs are called {pair.name}: give every pair its own name")
+        names.add(pair.name)
+        for window in (*pair.a.windows, *pair.b.windows):
+            parameter = window.parameter
+            _, count = covered.setdefault(id(parameter), (pair.name, torch.zeros(parameter.shape, dtype=torch.uint8)))
+            window.view(count).add_(1)
+            if bool((count > 1).any()):
+                raise ValueError(
+                    f"pair {pair.name} overlaps with another: an entry of a parameter has one pair at most"
+                )
+    for name, count in covered.values():
+        if bool((count == 0).any()):
+            raise ValueError(
+                f"a parameter of shape {tuple(count.shape)} belongs to pair {name} in part only, and optimizers move "
+                "parameters as a whole: leave that kind of pair out"
+            )
+
+
+def check_held(pairs: Iterable[Pair], held: set[int]) -> None:
+    """ValueError for a pair that requires gradients and has no parameter among those held, by id."""
+    for pair in pairs:
+        if any(p.requires_grad for p in pair.parameters) and held.isdisjoint(map(id, pair.parameters)):
+            raise ValueError(
+                f"the optimizer holds no parameter of pair {pair.name}: leave it out, or, if parameters of the model "
+                "were replaced since (fully_shard does so), find its pairs anew"
+            )
 
 
 def batched(x: Tensor) -> Tensor:
     return x.unsqueeze(0)
 
 
-def whole(x: Tensor) -> Tensor:
+def as_it_is(x: Tensor) -> Tensor:
     return x

@@ -4,8 +4,12 @@ B represent it.
 Every quantity here is either unchanged by A → S A, B → S⁻ᴴ B or moves along with it, so two starts of one function stay
 equivalent, to rounding. A plain optimizer's steps depend on S: SGD's where S is not orthogonal, Adam's always.
 
-A step of the pair is measured by what it does to G: learning rates are in the unit of G's entries over those of its
-gradient (QuotientSGD), or of G itself (QuotientAdam), where C_A A and C_B B have orthonormal rows.
+How long a step is. In the frames where C_A A and C_B B have orthonormal rows a step is a motion of G, and a learning
+rate has the unit of G's entries (Adam), or of those over their gradient's (SGD): that is unit="product". unit="factor"
+multiplies it by what a plain step on balanced factors (A Aᴴ = B Bᴴ) would be multiplied by, √σ (Adam) or σ (SGD), σ the
+root of the mean square of G's singular values. Then a rate found for the plain optimizer does here, too, and pairs and
+other parameters can share one. A product that is zero when training starts, as LoRA's is, has no unit of its own: there
+"factor" is "product".
 
 Legend: see `gaugekit.optim.frames`. ξ tangent of a factor; ∂A = B ∂G, ∂B = A ∂Gᴴ gradients; K = A Aᴴ, L = B Bᴴ.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,16 +39,18 @@ from gaugekit.optim.pairs import Pair
 
 __all__ = ["QuotientAdam", "QuotientSGD"]
 
+Unit = Literal["factor", "product"]
+
 
 class QuotientSGD(Paired):
     """Gradient descent on the products of pairs, SGD on everything else.
 
-    The gradient is that of the metric tr(L ξ_A ξ_Aᴴ) + tr(K ξ_B ξ_Bᴴ): ξ_A = L⁻¹∂A, ξ_B = K⁻¹∂B. So G moves by
-    −lr (P_B ∂G + ∂G P_A), P the projections onto the factors' row spaces: learning rates are those of a dense G.
-    Momentum is a tangent vector, moved along with the point, whose part along the orbit is taken out at each step, in
-    the same metric. weight_decay adds the gradient of weight_decay · ‖G‖²/2.
+    The gradient is that of the metric tr(L ξ_A ξ_Aᴴ) + tr(K ξ_B ξ_Bᴴ): ξ_A = L⁻¹∂A, ξ_B = K⁻¹∂B, times σ with
+    unit="factor". So G moves by −lr σ (P_B ∂G + ∂G P_A), P the projections onto the factors' row spaces. Momentum is a
+    tangent vector, moved along with the point, whose part along the orbit is taken out at each step, in the same
+    metric. weight_decay adds the gradient of weight_decay · ‖G‖²/2.
 
-    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr ∂B where A is orthonormal: as much as B is about to
+    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr σ ∂B where A is orthonormal: as much as B is about to
     move, so that steps of A are bounded where B is zero, or small. Rank-deficient factors: see `QuotientAdam`.
 
     Without pairs this is torch.optim.SGD, bit for bit.
@@ -52,12 +58,13 @@ class QuotientSGD(Paired):
     Args:
         params: as for SGD; all parameters, those of pairs included.
         pairs: see `gaugekit.pairs`.
+        unit: "factor" or "product", see above.
         lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, fused: as SGD's; the last two concern other
             parameters only.
         masters: see `Paired`.
 
     Raises:
-        ValueError: as SGD and `Paired`.
+        ValueError: as SGD and `Paired`, and for an unknown unit.
 
     Source: "Hide & Seek" [arXiv 2505.05409] for the metric; without damping and momentum the step is that of
         Riemannian preconditioned LoRA [Zhang and Pilanci, arXiv 2402.02347] and ScaledGD [Tong, Ma and Chi, JMLR 2021].
@@ -73,6 +80,7 @@ class QuotientSGD(Paired):
         nesterov: bool = False,
         *,
         pairs: Iterable[Pair] = (),
+        unit: Unit = "factor",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -82,32 +90,37 @@ class QuotientSGD(Paired):
             params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, foreach=foreach, fused=fused
         )
         super().__init__(inner, pairs, masters)
+        self.unit = _known(unit)
 
     def move(self, moved: Moved) -> tuple[Tensor, Tensor]:
         a, b, state = moved.a, moved.b, moved.state
         if "added" not in state:
-            state["added"] = first_frames(a)[2]
+            _, frame, state["added"] = first_frames(a)
+            state["own"] = times(frame, b).abs().amax((1, 2), keepdim=True).sign()
         eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
         c_a = orthonormalizing(across(a, a) + state["added"] * eye)
         q = times(c_a, a)  # once more: the first frame is off by rounding times the square of A's condition
         c_a = times(inverse_root(across(q, q) + state["added"] * across(c_a, c_a)), c_a)
         dual = torch.linalg.inv(c_a).mH
-        pushed = 0.0
+        q_b = times(dual, b)
+        squares = q_b.abs().square().sum((1, 2), keepdim=True)
+        unit = torch.ones_like(squares)
+        if self.unit == "factor":
+            unit = torch.where(state["own"] > 0, (squares / a.shape[1]).sqrt(), unit)
+        floor = rounding(squares)
         if moved.grad_b is not None:
             pushed = times(c_a, moved.grad_b).abs().square().sum((1, 2), keepdim=True) / a.shape[1]
-            pushed = float(moved.group_b["lr"]) ** 2 * pushed
-        q = times(dual, b)
-        m = across(q, q)
-        c_b = times(orthonormalizing(m + (pushed + rounding(m)) * eye), dual)
+            floor = floor + (float(moved.group_b["lr"]) * unit) ** 2 * pushed
+        root = orthonormalizing(across(q_b, q_b) + floor * eye)
+        c_b, q_b = times(root, dual), times(root, q_b)
         both = moved.grad_a is not None and moved.grad_b is not None
         inverse_k, inverse_l = times(c_a.mH, c_a), times(c_b.mH, c_b)
         if moved.grad_b is None or not moved.group_b["lr"]:  # where B has no rows, A's gradient is all rounding
-            q = times(c_b, b)
-            inverse_l = times(c_b.mH, times(across(q, q), c_b))
-        v_a, xi_a = _velocity(moved.grad_a, inverse_l, a, moved.group_a, both, state, "velocity_a")
-        v_b, xi_b = _velocity(moved.grad_b, inverse_k, b, moved.group_b, both, state, "velocity_b")
+            inverse_l = times(c_b.mH, times(across(q_b, q_b), c_b))
+        v_a, xi_a = _velocity(moved.grad_a, unit * inverse_l, a, moved.group_a, both, state, "velocity_a")
+        v_b, xi_b = _velocity(moved.grad_b, unit * inverse_k, b, moved.group_b, both, state, "velocity_b")
         if v_a is not None and v_b is not None and moved.group_a["momentum"]:
-            q_a, q_b = times(c_a, a), times(c_b, b)  # in the frames, as Gram matrices lose twice as many digits
+            q_a = times(c_a, a)  # in the frames, as Gram matrices lose twice as many digits
             x = (across(times(torch.linalg.inv(c_b).mH, v_a), q_a) - across(q_b, times(dual, v_b))) / 2
             v_a.sub_(times(times(c_b.mH, x), q_a))  # in place: the state keeps what is left
             v_b.add_(times(times(c_a.mH, x.mH), q_b))
@@ -133,11 +146,12 @@ class QuotientAdam(Paired):
     Args:
         params: as for AdamW; all parameters, those of pairs included.
         pairs: see `gaugekit.pairs`.
+        unit: "factor" or "product", see above.
         lr, betas, eps, weight_decay, maximize, foreach, fused: as AdamW's; the last two concern other parameters only.
         masters: see `Paired`.
 
     Raises:
-        ValueError: as AdamW and `Paired`.
+        ValueError: as AdamW and `Paired`, and for an unknown unit.
 
     Source: moments where the partner is orthonormal from LoRA-RITE [Yen et al., arXiv 2410.20625]; the metric from
         "Hide & Seek" [arXiv 2505.05409].
@@ -152,6 +166,7 @@ class QuotientAdam(Paired):
         weight_decay: float = 1e-2,
         *,
         pairs: Iterable[Pair] = (),
+        unit: Unit = "factor",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -159,16 +174,19 @@ class QuotientAdam(Paired):
     ) -> None:
         inner = torch.optim.AdamW(params, lr, betas, eps, weight_decay, maximize=maximize, foreach=foreach, fused=fused)
         super().__init__(inner, pairs, masters)
+        self.unit = _known(unit)
 
     def move(self, moved: Moved) -> tuple[Tensor, Tensor]:
         a, b, state = moved.a, moved.b, moved.state
         if "frame_a" not in state:
             state["frame_a"], state["frame_b"], state["added"] = first_frames(a)
+            state["own"] = times(state["frame_b"], b).abs().amax((1, 2), keepdim=True).sign()
+        own = state["own"] if self.unit == "factor" else None
         reach = float(moved.group_b["lr"]) * sqrt(b.shape[-1]) if moved.grad_b is not None else 0.0
-        at = advance(state["frame_a"], state["frame_b"], a, b, state["added"], reach)
+        at = advance(state["frame_a"], state["frame_b"], a, b, state["added"], reach, own)
         state["frame_a"], state["frame_b"] = at.c_a, at.c_b
-        u_a = _direction(moved.grad_a, at.c_b, moved.group_a, state, "a")
-        u_b = _direction(moved.grad_b, at.c_a, moved.group_b, state, "b")
+        u_a = _direction(moved.grad_a, at.c_b, at.unit, moved.group_a, state, "a")
+        u_b = _direction(moved.grad_b, at.c_a, at.unit, moved.group_b, state, "b")
         if u_a is not None and u_b is not None:
             u_a, u_b = horizontal(at, u_a, u_b)
         elif u_a is not None:
@@ -180,6 +198,12 @@ class QuotientAdam(Paired):
         if u_b is not None:
             b = plus(b, at.c_a.mH, u_b, keep=_kept(moved.group_b) ** share, sign=-1)
         return a, b
+
+
+def _known(unit: Unit) -> Unit:
+    if unit not in ("factor", "product"):
+        raise ValueError(f'unit must be "factor" or "product", got {unit!r}')
+    return unit
 
 
 def _velocity(
@@ -218,9 +242,10 @@ def _kept(group: ParamGroup) -> float:
 
 
 def _direction(
-    gradient: Tensor | None, frame: Tensor, group: ParamGroup, state: dict[str, Tensor], side: str
+    gradient: Tensor | None, frame: Tensor, unit: Tensor, group: ParamGroup, state: dict[str, Tensor], side: str
 ) -> Tensor | None:
-    """lr times Adam's direction in the frame, U (N, r, m), after the moments in `state` have taken the gradient in."""
+    """lr · unit times Adam's direction in the frame, U (N, r, m), after the moments in `state` have taken the gradient
+    in."""
     if gradient is None:
         return None
     g = times(frame, gradient)
@@ -233,13 +258,17 @@ def _direction(
     if first not in state:
         state[first], state[second] = torch.zeros_like(g), torch.zeros_like(g)
         state[count] = g.new_zeros(len(g), *[1] * (g.ndim - 1))
-    seen = (state[count] > 0) | (torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim)), keepdim=True) > 0)
-    state[count] = state[count] + seen
+    started = state[count] > 0
+    if not bool(started.all()):
+        started = started | (g != 0).flatten(1).any(-1).view_as(started)
+    state[count] = state[count] + started
     steps = state[count].clamp_min(1.0)
     m = state[first].lerp_(g, 1 - beta1)
     v = state[second].mul_(beta2).addcmul_(g, g, value=1 - beta2)
     root = (1 - beta2**steps).sqrt()
-    u = m / v.sqrt().add_(group["eps"] * root) * (float(group["lr"]) * root / (1 - beta1**steps))
+    scale = float(group["lr"]) * root / (1 - beta1**steps) * unit.view_as(steps)
+    u = v.sqrt().add_(group["eps"] * root)
+    u = torch.div(m, u, out=u).mul_(scale)
     return torch.view_as_complex(u) if gradient.is_complex() else u
 
 
