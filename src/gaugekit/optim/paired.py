@@ -27,6 +27,9 @@ __all__ = ["Moved", "Paired", "ParamGroup"]
 BATCH = 2**20
 """Numbers of one factor in a batch: small pairs are moved together, large ones one by one, in cache."""
 
+GOVERNING = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "maximize")
+"""What of a parameter group decides how a factor moves; weight decay is usually zero for biases and not for weights."""
+
 HALF = (torch.float16, torch.bfloat16)
 MASTER = "master"
 COMPLEX = " (re, im)"
@@ -194,7 +197,8 @@ class _Open:
         held = [p for p in pair.parameters if id(p) in groups]
         self.held = {id(p) for p in held}
         self.trained = {id(p) for p in held if p.grad is not None}
-        self.anchor = held[0] if self.trained else None
+        kept = [p for p in held if self._swap in optimizer.state.get(p, {})]
+        self.anchor = (kept or held)[0] if self.trained else None
         found = [_one_group(factor, pair.name, self.trained, groups) for factor in self.sides]
         self.moving = tuple(group is not None for group in found)
         self.groups = tuple(group or {} for group in found)
@@ -303,12 +307,12 @@ def batches(opened: Iterable[_Open]) -> Iterator[list[_Open]]:
 
 
 def _one_group(factor: Factor, name: str, trained: set[int], groups: dict[int, ParamGroup]) -> ParamGroup | None:
-    """The parameter group that governs a factor: that of its first trained parameter, from which others may differ in
-    weight decay only."""
+    """The parameter group that governs a factor: that of its first trained parameter. Those of the others must agree,
+    except in weight decay."""
     found = [groups[id(w.parameter)] for w in factor.windows if id(w.parameter) in trained]
     for group in found[1:]:
-        for key, value in found[0].items():
-            if key not in ("params", "param_names", "weight_decay") and group.get(key) != value:
+        for key in GOVERNING:
+            if group.get(key) != found[0].get(key):
                 raise ValueError(f"parameters of one factor of {name} have different {key}: put them in like groups")
     return found[0] if found else None
 

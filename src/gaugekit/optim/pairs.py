@@ -131,6 +131,8 @@ class Pair:
         shapes = {window.shape[:2] for factor in (self.a, self.b) for window in factor.windows}
         if len(shapes) != 1:
             raise ValueError(f"factors of {self.name} differ in (heads, rank): {sorted(shapes)}")
+        if self.a.shape[1] == 0:
+            raise ValueError(f"factors of {self.name} have rank 0: there is nothing to train")
         rows = [row for group in self.turning for pair in group for row in pair]
         if len(set(rows)) != len(rows) or not set(rows) <= set(range(self.a.shape[1])):
             raise ValueError(f"turning of {self.name} must name rows of {self.a.shape[1]}, each once")

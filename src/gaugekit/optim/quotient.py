@@ -50,8 +50,10 @@ class QuotientSGD(Paired):
     tangent vector, moved along with the point, whose part along the orbit is taken out at each step, in the same
     metric. weight_decay adds the gradient of weight_decay · ‖G‖²/2.
 
-    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr σ ∂B where A is orthonormal: as much as B is about to
-    move, so that steps of A are bounded where B is zero, or small. Rank-deficient factors: see `QuotientAdam`.
+    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr σ ∂B where A is orthonormal (lr being the largest that
+    a scheduler goes to): as much as B may move, so that steps of A are bounded where B is zero, or small.
+    Rank-deficient factors: see `QuotientAdam`; what rounding leaves of A's gradient in directions where a frozen B has
+    nothing is taken out.
 
     Without pairs this is torch.optim.SGD, bit for bit.
 
@@ -97,6 +99,24 @@ class QuotientSGD(Paired):
         if "added" not in state:
             _, frame, state["added"] = first_frames(a)
             state["own"] = times(frame, b).abs().amax((1, 2), keepdim=True).sign()
+        c_a, c_b, q_b, unit = self._frames(moved)
+        inverse_k, inverse_l = times(c_a.mH, c_a), times(c_b.mH, c_b)
+        if moved.grad_b is None:  # where B has no rows, A's gradient is all rounding
+            inverse_l = times(c_b.mH, times(across(q_b, q_b), c_b))
+        both = moved.grad_a is not None and moved.grad_b is not None
+        v_a, xi_a = _velocity(moved.grad_a, unit * inverse_l, a, moved.group_a, both, state, "velocity_a")
+        v_b, xi_b = _velocity(moved.grad_b, unit * inverse_k, b, moved.group_b, both, state, "velocity_b")
+        if v_a is not None and v_b is not None and moved.group_a["momentum"]:
+            q_a = times(c_a, a)  # in the frames, as Gram matrices lose twice as many digits
+            back_a, back_b = torch.linalg.inv(c_a).mH, torch.linalg.inv(c_b).mH
+            x = (across(times(back_b, v_a), q_a) - across(q_b, times(back_a, v_b))) / 2
+            v_a.sub_(times(times(c_b.mH, x), q_a))  # in place: the state keeps what is left
+            v_b.add_(times(times(c_a.mH, x.mH), q_b))
+        return _stepped(a, v_a, xi_a, moved.group_a), _stepped(b, v_b, xi_b, moved.group_b)
+
+    def _frames(self, moved: Moved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """c_a and c_b, which make K and the damped L the identity, c_b B, and the unit (N, 1, 1)."""
+        a, b, state = moved.a, moved.b, moved.state
         eye = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
         c_a = orthonormalizing(across(a, a) + state["added"] * eye)
         q = times(c_a, a)  # once more: the first frame is off by rounding times the square of A's condition
@@ -110,21 +130,9 @@ class QuotientSGD(Paired):
         floor = rounding(squares)
         if moved.grad_b is not None:
             pushed = times(c_a, moved.grad_b).abs().square().sum((1, 2), keepdim=True) / a.shape[1]
-            floor = floor + (float(moved.group_b["lr"]) * unit) ** 2 * pushed
+            floor = floor + (_largest_rate(moved.group_b) * unit) ** 2 * pushed
         root = orthonormalizing(across(q_b, q_b) + floor * eye)
-        c_b, q_b = times(root, dual), times(root, q_b)
-        both = moved.grad_a is not None and moved.grad_b is not None
-        inverse_k, inverse_l = times(c_a.mH, c_a), times(c_b.mH, c_b)
-        if moved.grad_b is None or not moved.group_b["lr"]:  # where B has no rows, A's gradient is all rounding
-            inverse_l = times(c_b.mH, times(across(q_b, q_b), c_b))
-        v_a, xi_a = _velocity(moved.grad_a, unit * inverse_l, a, moved.group_a, both, state, "velocity_a")
-        v_b, xi_b = _velocity(moved.grad_b, unit * inverse_k, b, moved.group_b, both, state, "velocity_b")
-        if v_a is not None and v_b is not None and moved.group_a["momentum"]:
-            q_a = times(c_a, a)  # in the frames, as Gram matrices lose twice as many digits
-            x = (across(times(torch.linalg.inv(c_b).mH, v_a), q_a) - across(q_b, times(dual, v_b))) / 2
-            v_a.sub_(times(times(c_b.mH, x), q_a))  # in place: the state keeps what is left
-            v_b.add_(times(times(c_a.mH, x.mH), q_b))
-        return _stepped(a, v_a, xi_a, moved.group_a), _stepped(b, v_b, xi_b, moved.group_b)
+        return c_a, times(root, dual), times(root, q_b), unit
 
 
 class QuotientAdam(Paired):
@@ -137,8 +145,10 @@ class QuotientAdam(Paired):
 
     Weight decay is that of ‖BᴴA‖²/2, decoupled: G shrinks by 1 − lr · weight_decay, each factor by the root of it. The
     count of bias correction starts for each product with its first gradient that is not zero (LoRA's A has none before
-    B has moved). Where one factor has full rank the path of G is free of the gauge; where both have not, elements of
-    the group fix the point and no step can be, and a share 1e-4 of a factor's mean square is added to its Gram matrix.
+    B has moved). Where one factor has full rank, and the same one for all heads, the path of G is free of the gauge.
+    Where both have not, elements of the group fix the point and no step can be; a share 1e-4 of a factor's mean square
+    is added to its Gram matrix. Parameters whose gradient is zero but for rounding (key biases) are stepped on that
+    rounding, as by AdamW: the function does not see it, but factors do, and in float32 paths part sooner.
 
     Without pairs this is torch.optim.AdamW, bit for bit. State of a pair: two moments of the factors' size, two r × r
     frames.
@@ -182,7 +192,7 @@ class QuotientAdam(Paired):
             state["frame_a"], state["frame_b"], state["added"] = first_frames(a)
             state["own"] = times(state["frame_b"], b).abs().amax((1, 2), keepdim=True).sign()
         own = state["own"] if self.unit == "factor" else None
-        reach = float(moved.group_b["lr"]) * sqrt(b.shape[-1]) if moved.grad_b is not None else 0.0
+        reach = _largest_rate(moved.group_b) * sqrt(b.shape[-1]) if moved.grad_b is not None else 0.0
         at = advance(state["frame_a"], state["frame_b"], a, b, state["added"], reach, own)
         state["frame_a"], state["frame_b"] = at.c_a, at.c_b
         u_a = _direction(moved.grad_a, at.c_b, at.unit, moved.group_a, state, "a")
@@ -198,6 +208,12 @@ class QuotientAdam(Paired):
         if u_b is not None:
             b = plus(b, at.c_a.mH, u_b, keep=_kept(moved.group_b) ** share, sign=-1)
         return a, b
+
+
+def _largest_rate(group: ParamGroup) -> float:
+    """The learning rate, or that which a scheduler goes up to: the damping of A should not change in warm-up, and must
+    not vanish where that begins at zero."""
+    return float(max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0)))
 
 
 def _known(unit: Unit) -> Unit:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 __all__ = ["MOMENTA", "Wrapper", "check_gradients"]
@@ -133,5 +135,8 @@ def check_gradients(parameters: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _nothing_if_finite(x: Tensor) -> Tensor:
-    """0, or NaN where an entry is NaN or inf. A sum, so that sharded parts are reduced once, after all are added."""
-    return (x.detach() * 0).sum()
+    """0, or NaN where an entry is NaN or inf. Of sharded tensors a sum: it is reduced once, after all are added."""
+    x = x.detach()
+    if isinstance(x, DTensor) or x.numel() == 0:
+        return (x * 0).sum()
+    return torch.linalg.vector_norm(x, math.inf) * 0  # one pass, no copy
