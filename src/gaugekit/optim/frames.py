@@ -166,7 +166,8 @@ def advance(c_a: Tensor, c_b: Tensor, a: Tensor, b: Tensor, added: Tensor, reach
         own: which products (N, 1, 1) have a unit of their own, √σ; for others, and without it, the unit is 1.
     """
     q_a = times(c_a, a)
-    root_a = inverse_root(across(q_a, q_a) + added * across(c_a, c_a))
+    m = across(q_a, q_a)
+    root_a = inverse_root(m + added * across(c_a, c_a) if bool((added > 0).any()) else m)
     c_a = times(root_a, c_a)
     q_b = times(c_b, b)
     m, ratio = across(q_b, q_b), across(c_b, c_a)

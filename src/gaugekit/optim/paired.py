@@ -24,7 +24,7 @@ from gaugekit.optim.wrapping import Wrapper, check_gradients
 
 __all__ = ["Moved", "Paired", "ParamGroup"]
 
-BATCH = 2**20
+BATCH = 2**18
 """Numbers of one factor in a batch: small pairs are moved together, large ones one by one, in cache."""
 
 GOVERNING = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "maximize")
@@ -71,6 +71,7 @@ class Paired(Wrapper):
         super().__init__(inner)
         self.pairs = tuple(pairs)
         self.masters = masters
+        self._stacks: dict[tuple[str, int], _Stack] = {}
         check_cover(self.pairs)
         check_held(self.pairs, {id(p) for _, p in self.parameters()})
 
@@ -119,11 +120,13 @@ class Paired(Wrapper):
     def _count(self) -> None:
         """An entry of state for every parameter with a gradient, as checkpoints of torch.distributed demand; in pairs
         with "step", which torch's Adam demands of every entry."""
+        if not self.pairs:
+            return
         paired = {id(p) for pair in self.pairs for p in pair.parameters}
-        for parameter in (p for _, p in self.parameters() if paired and p.grad is not None):
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             state = self.state[parameter]
             if id(parameter) in paired:
-                state["step"] = state.get("step", torch.tensor(0.0)) + 1
+                state.setdefault("step", torch.zeros(())).add_(1)
 
     def _step_others(self) -> None:
         """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient, and is
@@ -158,7 +161,7 @@ class Paired(Wrapper):
                 parameter.grad = gradient
 
     def _step_batch(self, batch: list[_Open]) -> None:
-        first, heads = batch[0], [each.read() for each in batch]
+        first, heads = batch[0], [each.read(copy=len(batch) == 1) for each in batch]
         values = [_side_by_side([each.values[side] for each in batch]) for side in (0, 1)]
         gradients = [_side_by_side([each.gradients[side] for each in batch]) for side in (0, 1) if first.moving[side]]
         for number, block in enumerate(first.pair.blocks):
@@ -170,17 +173,62 @@ class Paired(Wrapper):
             if first.swapped:
                 sides.reverse()
             (a, grad_a, group_a), (b, grad_b, group_b) = sides
-            states = [each.load(number) for each in batch]
-            state = {key: _side_by_side([state[key] for state in states]) for key in states[0]}
-            new = self.move(Moved(a, b, grad_a, grad_b, group_a, group_b, state))
+            before = self._stacked(batch, number)
+            moved = Moved(a, b, grad_a, grad_b, group_a, group_b, dict(before))
+            new = self.move(moved)
             for into, value in zip(values, reversed(new) if first.swapped else new, strict=True):
                 block.put(into, value)
-            sizes = [count * len(a) // max(1, sum(heads)) for count in heads]
-            split = {key: value.split(sizes) for key, value in state.items()}
-            for i, each in enumerate(batch):
-                each.keep(number, {key: parts[i] for key, parts in split.items()})
+            self._keep(batch, number, before, moved.state, [count * len(a) // max(1, sum(heads)) for count in heads])
         for each, *new in zip(batch, *(value.split(heads) for value in values), strict=True):
             each.write(new)
+
+    def _stacked(self, batch: list[_Open], number: int) -> dict[str, Tensor]:
+        """The state of one block of all pairs of a batch, side by side: as the last step left it, or put together."""
+        stack = self._stacks.get((batch[0].pair.name, number))
+        if stack is None or not stack.is_that_of(batch):
+            states = [each.load(number) for each in batch]
+            return {key: _side_by_side([state[key] for state in states]) for key in states[0]}
+        return stack.state
+
+    def _keep(
+        self,
+        batch: list[_Open],
+        number: int,
+        before: dict[str, Tensor],
+        after: dict[str, Tensor],
+        sizes: list[int],
+    ) -> None:
+        """Write new state into the memory of the old; where there is none yet, give each pair its part of the new."""
+        key = batch[0].pair.name, number
+        stack = self._stacks.get(key)
+        if stack is not None and stack.state is before and after.keys() == before.keys():
+            for name, value in after.items():
+                if value is not before[name]:
+                    before[name].copy_(value)
+            return
+        after = {name: value.contiguous() for name, value in after.items()}  # lest a shared part be a copy
+        split = {name: value.split(sizes) for name, value in after.items()}
+        kept = [each.keep(number, {name: parts[i] for name, parts in split.items()}) for i, each in enumerate(batch)]
+        self._stacks[key] = _Stack(after, kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stacks": {}}  # a copy's own state is elsewhere
+
+
+@dataclass
+class _Stack:
+    """State of a batch side by side, and the parts of it that lie with each pair's anchor, by name."""
+
+    state: dict[str, Tensor]
+    kept: list[dict[str, Tensor]]
+
+    def is_that_of(self, batch: list[_Open]) -> bool:
+        """Whether the pairs still have these parts for their state: a checkpoint may have been loaded since."""
+        return len(self.kept) == len(batch) and all(
+            each.state.get(name) is part
+            for each, parts in zip(batch, self.kept, strict=True)
+            for name, part in parts.items()
+        )
 
 
 class _Open:
@@ -199,6 +247,7 @@ class _Open:
         self.trained = {id(p) for p in held if p.grad is not None}
         kept = [p for p in held if self._swap in optimizer.state.get(p, {})]
         self.anchor = (kept or held)[0] if self.trained else None
+        self.state: dict[str, Any] = {} if self.anchor is None else optimizer.state.get(self.anchor, {})
         found = [_one_group(factor, pair.name, self.trained, groups) for factor in self.sides]
         self.moving = tuple(group is not None for group in found)
         self.groups = tuple(group or {} for group in found)
@@ -208,7 +257,7 @@ class _Open:
         """Whether A and B change places: of the two, A is the one that must have full rank if one has."""
         if self.anchor is None:
             return False
-        known = self.optimizer.state.get(self.anchor, {}).get(self._swap)
+        known = self.state.get(self._swap)
         if known is not None:
             return known
         lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: _wide(p.detach()))]
@@ -222,19 +271,19 @@ class _Open:
         return (
             *shapes,
             *map(id, self.groups),
-            frozenset(self.load(0)),
+            frozenset(self._own(0)),
             self.anchor.dtype,
             self.anchor.device,
             self.layout,
         )
 
-    def read(self) -> int:
+    def read(self, copy: bool) -> int:
         """Read values and gradients of A and B, at least float32. The number of heads."""
         wholes = self.wholes = {id(p): whole(self.value(p)) for p in self.pair.parameters}
         found = {id(p): whole(p.grad) for p in self.pair.parameters if p.grad is not None and id(p) in self.trained}
-        self.values = [share(_wide(side.read(lambda p: wholes[id(p)])), self.layout) for side in self.sides]
+        self.values = [share(_wide(side.read(lambda p: wholes[id(p)], copy)), self.layout) for side in self.sides]
         self.gradients = [
-            share(_wide(side.read(lambda p: found.get(id(p)))), self.layout) if moving else torch.empty(0)
+            share(_wide(side.read(lambda p: found.get(id(p)), copy)), self.layout) if moving else torch.empty(0)
             for side, moving in zip(self.sides, self.moving, strict=True)
         ]
         return len(self.values[0])
@@ -244,6 +293,8 @@ class _Open:
             if moving:
                 whole_value = united(value, self.layout, self.pair.a.shape[0])
                 side.write(whole_value, lambda p: self.wholes[id(p)] if id(p) in self.trained else None)
+        if self.layout is None and not self.optimizer.masters:
+            return  # written where they lie
         for parameter in self.pair.parameters:
             if id(parameter) not in self.trained:
                 continue
@@ -258,10 +309,7 @@ class _Open:
 
     def load(self, number: int) -> dict[str, Tensor]:
         """The state of one block: a row for each of its products, kept by heads, which can be shared."""
-        assert self.anchor is not None
-        start = self._start(number)
-        state = self.optimizer.state.get(self.anchor, {})
-        found = {key.removeprefix(start): local(value) for key, value in state.items() if key.startswith(start)}
+        found = {key: local(value) for key, value in self._own(number).items()}
         if self.pair.blocks[number].pairs is not None:
             found = {key: value.flatten(0, 1) for key, value in found.items()}
         return {
@@ -269,15 +317,23 @@ class _Open:
             for key, value in found.items()
         }
 
-    def keep(self, number: int, state: dict[str, Tensor]) -> None:
+    def keep(self, number: int, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put the state of one block where `load` finds it; what was put there, by its full name."""
         assert self.anchor is not None
-        pairs = self.pair.blocks[number].pairs
+        self.state = self.optimizer.state[self.anchor]
+        pairs, kept = self.pair.blocks[number].pairs, {}
         for key, value in state.items():
             name = f"{self._start(number)}{self._named(key)}{COMPLEX if value.is_complex() else ''}"
             real = torch.view_as_real(value) if value.is_complex() else value
             rows = real if pairs is None else real.unflatten(0, (-1, len(pairs)))
-            self.optimizer.state[self.anchor][name] = as_share(rows, self.layout, self.pair.a.shape[0])
-        self.optimizer.state[self.anchor][self._swap] = self.swapped
+            kept[name] = as_share(rows, self.layout, self.pair.a.shape[0])
+        self.state.update(kept)
+        self.state[self._swap] = self.swapped
+        return kept
+
+    def _own(self, number: int) -> dict[str, Tensor]:
+        start = self._start(number)
+        return {key.removeprefix(start): value for key, value in self.state.items() if key.startswith(start)}
 
     @property
     def _swap(self) -> str:

@@ -43,6 +43,20 @@ class Window:
         seen = self.view(torch.empty(self.parameter.shape, device="meta"))
         return seen.shape[0], seen.shape[1], prod(seen.shape[2:])
 
+    @cached_property
+    def _strided(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """Where the view leads in a contiguous tensor: (strides there, sizes, strides, offset)."""
+        base = torch.empty(self.parameter.shape, device="meta")
+        seen = self.view(base)
+        return base.stride(), tuple(seen.shape), seen.stride(), int(seen.storage_offset())
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view of a tensor of the parameter's shape; in one operation where that is contiguous."""
+        base, size, stride, offset = self._strided
+        if tensor.stride() == base:
+            return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+        return self.view(tensor)
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:
@@ -50,30 +64,31 @@ class Factor:
 
     windows: tuple[Window, ...]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         heads, rank, _ = self.windows[0].shape
         return heads, rank, sum(window.shape[2] for window in self.windows)
 
-    def read(self, tensor_of: TensorOf) -> Tensor:
-        """The factor (N, r, m), copied from `tensor_of(parameter)`: tensors of the parameters' shapes, their values,
-        gradients, or any other. Where that is None, zero."""
+    def read(self, tensor_of: TensorOf, copy: bool = True) -> Tensor:
+        """The factor (N, r, m), from `tensor_of(parameter)`: tensors of the parameters' shapes, be it their values or
+        gradients. Where that is None, zero. Without `copy` it may lie in their memory, in any order."""
         found = [tensor_of(window.parameter) for window in self.windows]
-        some = next(x for x in found if x is not None)
-        parts = [
-            some.new_zeros(window.shape) if x is None else window.view(x).reshape(window.shape)
-            for window, x in zip(self.windows, found, strict=True)
-        ]
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+        parts = [None if x is None else w.of(x).reshape(w.shape) for w, x in zip(self.windows, found, strict=True)]
+        some = next(part for part in parts if part is not None)
+        parts = [some.new_zeros(w.shape) if x is None else x for w, x in zip(self.windows, parts, strict=True)]
+        if len(parts) > 1:
+            return torch.cat(parts, -1)
+        return parts[0].clone(memory_format=torch.contiguous_format) if copy else parts[0]
 
     def write(self, value: Tensor, tensor_of: TensorOf) -> None:
         """Put (N, r, m) back into `tensor_of(parameter)`, in place; where that is None, nowhere."""
-        parts = value.split([window.shape[2] for window in self.windows], -1)
+        sizes = [window.shape[2] for window in self.windows]
+        parts = value.split(sizes, -1) if len(sizes) > 1 else (value,)
         for window, part in zip(self.windows, parts, strict=True):
             into = tensor_of(window.parameter)
             if into is not None:
-                seen = window.view(into)
-                seen.copy_(part.reshape(seen.shape))
+                seen = window.of(into)
+                seen.copy_(part if part.shape == seen.shape else part.reshape(seen.shape))
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Pair:
         still = tuple(row for row in range(self.a.shape[1]) if row not in taken)
         return (*found, Block(rows=still)) if still else tuple(found)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Tensor, ...]:
         """Every parameter that holds a part of the pair, once."""
         windows = (*self.a.windows, *self.b.windows)

@@ -50,8 +50,8 @@ class QuotientSGD(Paired):
     tangent vector, moved along with the point, whose part along the orbit is taken out at each step, in the same
     metric. weight_decay adds the gradient of weight_decay · ‖G‖²/2.
 
-    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr σ ∂B where A is orthonormal (lr being the largest that
-    a scheduler goes to): as much as B may move, so that steps of A are bounded where B is zero, or small.
+    L is taken as L + s² K⁻¹, s² the mean square of the rows of lr σ ∂B where A is orthonormal, lr being the largest
+    that a scheduler goes to: as much as B may move, so that steps of A are bounded where B is zero, or small.
     Rank-deficient factors: see `QuotientAdam`; what rounding leaves of A's gradient in directions where a frozen B has
     nothing is taken out.
 
