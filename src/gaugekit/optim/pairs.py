@@ -72,13 +72,16 @@ class Factor:
     def read(self, tensor_of: TensorOf, copy: bool = True) -> Tensor:
         """The factor (N, r, m), from `tensor_of(parameter)`: tensors of the parameters' shapes, be it their values or
         gradients. Where that is None, zero. Without `copy` it may lie in their memory, in any order."""
-        found = [tensor_of(window.parameter) for window in self.windows]
-        parts = [None if x is None else w.of(x).reshape(w.shape) for w, x in zip(self.windows, found, strict=True)]
+        parts = []
+        for window in self.windows:
+            tensor = tensor_of(window.parameter)
+            parts.append(None if tensor is None else window.of(tensor).reshape(window.shape))
+        if len(parts) == 1 and parts[0] is not None:
+            return parts[0].clone(memory_format=torch.contiguous_format) if copy else parts[0]
         some = next(part for part in parts if part is not None)
-        parts = [some.new_zeros(w.shape) if x is None else x for w, x in zip(self.windows, parts, strict=True)]
-        if len(parts) > 1:
-            return torch.cat(parts, -1)
-        return parts[0].clone(memory_format=torch.contiguous_format) if copy else parts[0]
+        return torch.cat(
+            [some.new_zeros(w.shape) if x is None else x for w, x in zip(self.windows, parts, strict=True)], -1
+        )
 
     def write(self, value: Tensor, tensor_of: TensorOf) -> None:
         """Put (N, r, m) back into `tensor_of(parameter)`, in place; where that is None, nowhere."""
