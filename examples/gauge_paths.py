@@ -125,6 +125,29 @@ def train(start: Any, make: Make, lr: float, condition: float, data: Tensor, ste
     return torch.tensor(losses, dtype=torch.float64)
 
 
+def draw(paths: dict[str, list[Tensor]], conditions: list[float], file: Path) -> None:
+    """Losses along the path, one panel an optimizer, one line a start."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = (len(paths) + 1) // 2
+    figure, axes = plt.subplots(2, columns, figsize=(3 * columns, 5), sharex=True, sharey=True, squeeze=False)
+    for axis in axes.flat[len(paths) :]:
+        axis.set_visible(False)
+    for axis, (name, lines) in zip(axes.flat, paths.items(), strict=False):
+        for condition, losses, style in zip([1.0, *conditions], lines, ("-", "--", ":", "-."), strict=False):
+            axis.plot(losses, style, linewidth=1.5, label=f"condition {condition:g}")
+        axis.set_title(name, fontsize=9)
+        axis.set_ylim(top=float(lines[0][0]) + 0.3)
+    axes[0, 0].legend(fontsize=7)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("loss", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
 def final(losses: Tensor) -> float:
     value = float(losses[-max(1, len(losses) // 10) :].mean())
     return value if value == value else float("inf")
@@ -138,6 +161,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--rates", type=int, default=4, help="how many learning rates of each grid to try")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--figure", type=Path, help="draw the losses of all starts (needs matplotlib)")
     options = parser.parse_args()
     data, vocabulary = characters()
     start = model_of(options.model, vocabulary, getattr(torch, options.dtype))
@@ -146,7 +170,7 @@ def main() -> None:
         table.add_column(f"final loss, condition {condition:g}", justify="right")
     for condition in options.conditions:
         table.add_column(f"largest difference, {condition:g}", justify="right")
-    results = []
+    results, drawn = [], {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         chosen = optimizers()
         task = progress.add_task(
@@ -162,6 +186,7 @@ def main() -> None:
             for condition in options.conditions:
                 paths.append(train(start, make, lr, condition, data, options.steps))
                 progress.advance(task)
+            drawn[name] = paths
             apart = [float((path - paths[0]).abs().max()) for path in paths[1:]]
             table.add_row(name, f"{lr:g}", *(f"{final(p):.4f}" for p in paths), *(f"{x:.1e}" for x in apart))
             results.append(

@@ -11,6 +11,7 @@ S of the given condition numbers; data and rates are the same for all.
 from __future__ import annotations
 
 import argparse
+import json
 import pydoc_data.topics
 import sys
 from collections.abc import Callable
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--targets", nargs="+", default=["q_proj", "v_proj"])
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--conditions", type=float, nargs="+", default=[10.0, 100.0])
     options = parser.parse_args()
     where = source(options.model)
@@ -111,6 +113,7 @@ def main() -> None:
     table = Table(title=f"LoRA of rank {options.rank}, lr {options.lr:g}; held-out loss before: {before:.4f}")
     for column in ("optimizer", "condition of S", "last losses", "held-out loss", "largest difference to the first"):
         table.add_column(column, justify="left" if column == "optimizer" else "right")
+    rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("fine-tuning", total=2 * len(conditions) * options.steps)
         for name in ("AdamW", "QuotientAdam"):
@@ -118,10 +121,15 @@ def main() -> None:
             for condition in conditions:
                 losses, after = run(base, name, condition, options, train, held_out, lambda: progress.advance(task))
                 first = losses if first is None else first
-                apart = "" if first is losses else f"{float((losses - first).abs().max()):.1e}"
+                apart = float((losses - first).abs().max())
                 tail = float(losses[-max(1, options.steps // 10) :].mean())
-                table.add_row(name, f"{condition:g}", f"{tail:.4f}", f"{after:.4f}", apart)
+                table.add_row(
+                    name, f"{condition:g}", f"{tail:.4f}", f"{after:.4f}", "" if first is losses else f"{apart:.1e}"
+                )
+                rows.append({"optimizer": name, "condition": condition, "held_out": after, "difference": apart})
     Console(width=110).print(table)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
