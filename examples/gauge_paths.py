@@ -5,11 +5,12 @@
 A small language model of `transformers` (an embedding and two layers, characters of Python's own documentation) is
 started as it is drawn, and again after its heads have been re-based by random matrices of the given condition numbers
 (rotary queries and keys by what commutes with their turns). All starts compute the same function and see the same
-batches. Printed are the final losses (mean of the last tenth) and the largest difference of losses along the path to
-that from the unmoved start. Learning rates are the best of a grid at the unmoved start, so that none is a handicap.
+batches. Printed are the final losses (mean of the last tenth) and how far apart the losses of a path are, at most, from
+those of the unmoved start. Learning rates are the best of a grid at the unmoved start, so that none is a handicap.
 
-"balanced first" moves the model to where A Aᵀ = B Bᵀ before AdamW starts: the obvious way to be free of the gauge, as
-far as that place is unique. It is not: heads may still be turned by O(k), and AdamW sees that.
+"balanced first" moves the model to where A Aᵀ = B Bᵀ before AdamW starts, the obvious way to be free of the gauge
+without a new optimizer. There factors are Σ^½ times singular vectors of the product: unique up to their signs, to which
+Adam is blind, and, for rotary pairs of rows, up to phases, to which it is not.
 """
 
 from __future__ import annotations
@@ -165,11 +166,11 @@ def main() -> None:
     options = parser.parse_args()
     data, vocabulary = characters()
     start = model_of(options.model, vocabulary, getattr(torch, options.dtype))
-    table = Table("optimizer", "lr", title=f"{options.model}, {options.steps} steps, {options.dtype}")
+    table = Table("optimizer", "lr", title=f"{options.model}, {options.steps} steps, {options.dtype}, by condition")
     for condition in (1.0, *options.conditions):
-        table.add_column(f"final loss, condition {condition:g}", justify="right")
+        table.add_column(f"final loss, {condition:g}", justify="right")
     for condition in options.conditions:
-        table.add_column(f"largest difference, {condition:g}", justify="right")
+        table.add_column(f"apart, {condition:g}", justify="right")
     results, drawn = [], {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         chosen = optimizers()
@@ -192,7 +193,7 @@ def main() -> None:
             results.append(
                 {"optimizer": name, "lr": lr, "final": [final(p) for p in paths], "largest_difference": apart}
             )
-    Console(width=160).print(table)
+    Console(width=130).print(table)
     if options.json:
         options.json.write_text(
             json.dumps({"conditions": [1.0, *options.conditions], "rows": results}, indent=1) + "\n"
