@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -310,11 +310,12 @@ def test_counts_of_parameters(h: int, g: int, k: int) -> None:
 
 
 def test_rows_are_drawn_uniformly() -> None:
-    """Zero mean and covariance 1/d of the rows of readers and the columns of writers."""
+    """Zero mean, covariance 1/d and fourth moments 3/(d(d + 2)) of the rows of readers and the columns of writers."""
     torch.manual_seed(0)
     for weight in (Reader(5, 20000).weight, Writer(20000, 5).weight.mT, Rows(20000, 5).weight):
         assert weight.mean(0).abs().max() < 0.02
         assert apart(weight.mT @ weight / 20000, torch.eye(5) / 5) < 0.01
+        assert (weight.pow(4).mean(0) - 3 / 35).abs().max() < 0.005  # of a normalized cube 0.070
 
 
 # --- unit norms ---------------------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ def test_hidden_states_are_on_the_sphere() -> None:
         logits = m(tokens)
         for h in states:
             assert apart(torch.linalg.vector_norm(h.double(), dim=-1), torch.ones(2, 5)) < 4 * torch.finfo(dtype).eps
-        assert all(apart(h, after) > 0.01 for h, after in pairwise(states))
+        assert all(apart(h, after) > 0.01 for h, after in itertools.pairwise(states))
         cosines = logits / (m.s_z.weight * math.sqrt(WIDTH))
         assert cosines.abs().max() <= 1 + 1e-6
 
@@ -437,6 +438,17 @@ def test_a_shared_parameter_is_listed_once() -> None:
     square[1].weight = square[0].weight
     with pytest.raises(ValueError, match=r"0\.weight is also 1\.weight, with axis 0 in place of 1"):
         spheres(square)
+
+
+@pytest.mark.parametrize(("dim", "shape"), [(3, (2, 3, 5)), (-4, (2, 3, 5)), (0, ())])
+def test_axes_that_a_parameter_does_not_have(dim: int, shape: tuple[int, ...]) -> None:
+    class Wrong(Own):
+        sphere_dims: ClassVar[dict[str, int]] = {"w": dim}
+
+    m = nn.ModuleDict({"own": Wrong()})
+    m["own"].w = nn.Parameter(torch.zeros(shape))
+    with pytest.raises(ValueError, match=f"own.w is declared along axis {dim}, which .* does not have"):
+        spheres(m)
 
 
 # --- N(V) of free V -----------------------------------------------------------------------------------------
@@ -524,7 +536,7 @@ def test_free_lengths_cost_second_order() -> None:
         differences.append(max(apart(a, b) for a, b in pairs))
         assert defect(on) < 1e-14 and defect(off) > 1e-5
     assert differences[-1] > 1e-9
-    assert all(6.5 < a / b < 9.5 for a, b in pairwise(differences)), differences
+    assert all(6.5 < a / b < 9.5 for a, b in itertools.pairwise(differences)), differences
 
 
 def test_plain_steps_that_are_normalized_have_another_rate() -> None:
@@ -544,13 +556,14 @@ def test_plain_steps_that_are_normalized_have_another_rate() -> None:
 
 
 def test_other_parametrizations_are_refused() -> None:
-    reader = Reader(4, 3)
-    torch_parametrize.register_parametrization(reader, "weight", nn.Identity())
-    for ask in (spheres, parametrize):
+    reader, more = Reader(4, 3), parametrize(Reader(4, 3))
+    for part in (reader, more):  # in place of UnitNorm, and after it
+        torch_parametrize.register_parametrization(part, "weight", nn.Identity())
+    for ask, part in itertools.product((spheres, parametrize), (reader, more)):
         with pytest.raises(
             ValueError, match="weight of a ParametrizedReader has a parametrization that is not UnitNorm"
         ):
-            ask(reader)
+            ask(part)
 
 
 # --- as modules ---------------------------------------------------------------------------------------------
@@ -634,6 +647,7 @@ def test_compiled_whole() -> None:
         (lambda: HypersphereAttention(9, 3), "head_dim must be even for rotary positions, got 3"),
         (lambda: HypersphereAttention(8, 4, rotary_base=0.0), "rotary_base must be positive and finite, got 0.0"),
         (lambda: HypersphereAttention(8, 0), "heads must be at least 1, got 0"),
+        (lambda: HypersphereBlock(0, nn.Identity(), nn.Identity()), "width must be at least 1, got 0"),
         (lambda: HypersphereMLP(8, 0), "hidden must be at least 1, got 0"),
         (lambda: HypersphereTransformer(0, 8, 2, 2, 8), "vocab must be at least 1, got 0"),
         (lambda: HypersphereTransformer(3, 8, 0, 2, 8), "layers must be at least 1, got 0"),

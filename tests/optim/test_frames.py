@@ -180,6 +180,13 @@ def test_first_frames_of_deficient_factors_are_finite(a: Tensor) -> None:
         assert float(torch.linalg.cond(c).max()) < 1e4
 
 
+def test_first_frames_do_not_depend_on_the_device_of_new_tensors() -> None:
+    a = normal(2, 3, 8)
+    with torch.device("meta"):
+        found = first_frames(a)
+    assert all(torch.equal(x, y) for x, y in zip(found, first_frames(a), strict=True))
+
+
 def test_first_frames_of_float32_and_of_nothing() -> None:
     assert first_frames(normal(2, 3, 8).float())[0].dtype == torch.float32
     assert first_frames(torch.zeros(0, 3, 8))[0].shape == (0, 3, 3)

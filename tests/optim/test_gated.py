@@ -260,8 +260,9 @@ def test_closures_and_schedulers() -> None:
     [
         ({"lr": -1.0}, "lr must be finite and at least 0, got -1.0"),
         ({"lr": math.nan}, "lr must be finite"),
-        ({"betas": (1.0, 0.9)}, "betas must be in"),
-        ({"betas": (0.9, -0.1)}, "betas must be in"),
+        ({"betas": (1.0, 0.9)}, "betas must be two numbers in"),
+        ({"betas": (0.9, -0.1)}, "betas must be two numbers in"),
+        ({"betas": (0.9,)}, "betas must be two numbers in"),
         ({"eps": 0.0}, "eps must be finite and above 0"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
         ({"gate": -0.5}, "gate must be finite and at least 0, got -0.5"),

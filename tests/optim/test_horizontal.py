@@ -31,6 +31,7 @@ from gaugekit.optim.horizontal import (
     vertical_part,
 )
 from gaugekit.symmetry.heads import QueryKey, ValueOutput
+from gaugekit.symmetry.norms import NormInputScale
 from gaugekit.symmetry.units import ActivationScale, GatedUnitScale
 
 F64, C128 = torch.float64, torch.complex128
@@ -265,6 +266,7 @@ def test_float32(condition: float, group: Group, metric: Metric, dtype: torch.dt
     wide = [x.to(C128 if dtype.is_complex else F64) for x in (a, b, da, db)]
     want = horizontal_part(*wide, group, metric)
     assert {x.dtype for x in h} == {dtype}
+    assert inner(a, b, h, h, metric, group).dtype == torch.float32
     assert vertical_generator(a, b, da, db, group, metric).dtype == (torch.float32 if group == "scale" else dtype)
     error, size = (
         torch.cat([x.flatten(1) for x in pair], 1).norm(dim=1)
@@ -311,6 +313,14 @@ def test_conjugate_gradients_where_one_gram_is_worse_conditioned() -> None:
         tangent = orbit_tangent(a, b, random_generator("o", 32), "o")
         for left in horizontal_part(a, b, *tangent, "o", "invariant"):
             assert left.norm() < 1e-8 * torch.cat(tangent).norm()
+
+
+def test_parts_hold_no_graph() -> None:
+    """That of the generator would go through eigenvectors, and without it the derivative would be another one."""
+    a, b, da, db = (x.requires_grad_() for x in drawn(2))
+    for part in (vertical_part, horizontal_part, vertical_generator):
+        found = part(a, b, da, db)
+        assert not any(x.requires_grad for x in (found if isinstance(found, tuple) else (found,)))
 
 
 # --- equivariance -------------------------------------------------------------------------------------------
@@ -465,6 +475,22 @@ def test_symmetries_of_real_models_are_vertical(kind: str, type_: type, group: G
             others = da.roll(1, axis), db.roll(1, axis)
             h = horizontal_part(a, b, *others, group, metric, degree)
             assert (inner(a, b, h, h, metric, group) / inner(a, b, others, others, metric, group)).min() > 1e-2
+
+
+def test_scales_under_a_norm_are_radial() -> None:
+    """Sphere radii: queries and keys of each head before their norm, whose length it undoes but for eps; the same
+    tangent of another head is not radial."""
+    model = Tiny(Case("qwen3", llama_like(num_attention_heads=4, num_key_value_heads=2, head_dim=4)), eps=0.0)
+    tensors = model.tensors()
+    found = [s for s in model.symmetries.at_zero_eps if isinstance(s, NormInputScale) and s.count > 1]
+    assert sorted(s.count for s in found) == [2, 2, 4, 4]
+    for symmetry in found:
+        (view,) = symmetry.grow
+        velocity = symmetry.tangent(tensors, normal(symmetry.dimension, seed=4))
+        w, dw = (Edit(x)[view].flatten(1) for x in (tensors, velocity))
+        assert dw.norm(dim=1).min() > 0.1
+        assert tangential(w, dw).abs().max() < 1e-13
+        assert tangential(w, dw.roll(1, 0)).norm(dim=1).min() > 0.1
 
 
 def heads_of(module: nn.MultiheadAttention, values: list[Tensor]) -> dict[str, Tangent]:
@@ -648,7 +674,13 @@ def test_what_is_refused() -> None:
         horizontal_part(a, b, da, db, "sl")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match='"mixed" or "invariant"'):
         inner(a, b, (da, db), (da, db), "round")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="degree"):
+    with pytest.raises(ValueError, match=r'degree 2\.0 is for group "scale"'):
         charges(a, b, "gl", 2.0)
+    for degree in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="degree must be positive and finite"):
+            horizontal_part(a, b, da, db, "scale", degree=degree)
+    for other in (a[:1], b[:1]), (a[:, :2], b[:, :2]):
+        with pytest.raises(ValueError, match="the same rows"):
+            drift((a, b), other)
     with pytest.raises(ValueError, match="x must be"):
         orbit_tangent(a, b, normal(2, 3), "gl")

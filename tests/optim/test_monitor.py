@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from two import member, run_two
 
 from gaugekit.optim.finding import find_pairs
 from gaugekit.optim.horizontal import Metric, inner, raised, vertical_part
-from gaugekit.optim.monitor import Motion, OrbitMonitor
+from gaugekit.optim.monitor import Motion, OrbitMonitor, OrbitRecord
 from gaugekit.optim.pairs import Factor, Pair, Window, balance_, scramble_
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
 from gaugekit.optim.sharpness import sharpness
@@ -465,6 +463,12 @@ def test_lines_are_the_records(tmp_path: Path) -> None:
         OrbitMonitor(optimizer, pairs, path=tmp_path / "nowhere" / "orbits.jsonl")
 
 
+def test_numbers_that_json_does_not_have_are_left_out() -> None:
+    record = OrbitRecord(0, Motion(math.nan, math.inf, -math.inf, 1.0, 2.0, 3.0), {})
+    assert list(record.to_dict()["total"].values()) == [None, None, None, 1.0, 2.0, 3.0]
+    assert list(record.metrics().values()) == [1.0, 2.0, 3.0]
+
+
 def test_loggers_of_runs_are_called_as_they_expect() -> None:
     class Run:
         """As wandb and trackio: log(data, step=None)."""
@@ -504,7 +508,6 @@ def test_what_is_refused() -> None:
 
 
 def worker(rank: int, folder: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     single, model = Attention(), Attention()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     histories = []
@@ -520,33 +523,12 @@ def worker(rank: int, folder: Path) -> None:
             assert getattr(other.total, name) == pytest.approx(value, rel=1e-9), name
     with pytest.raises(ValueError, match="sharded"):
         OrbitMonitor(optimizer, pairs, loss=lambda: loss_of(model))
-    torch.distributed.destroy_process_group()
-    (folder / f"done{rank}").touch()
 
 
 def test_two_processes_record_what_one_does(tmp_path: Path) -> None:
-    paths = [*sys.path, str(Path(__file__).parents[1] / "conformance")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in workers]
-    finally:
-        for process in workers:
-            process.kill()
-    assert all(process.returncode == 0 for process in workers), "\n".join(outputs)
-    assert all((tmp_path / f"done{rank}").exists() for rank in range(2))
+    run_two(__file__, tmp_path)
     assert len((tmp_path / "orbits.jsonl").read_text().splitlines()) == 3
 
 
 if __name__ == "__main__":
-    worker(int(sys.argv[1]), Path(sys.argv[2]))
+    member(worker)

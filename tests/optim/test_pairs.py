@@ -12,6 +12,7 @@ from drawn import gap, normal, off
 from torch import Tensor, nn
 
 from gaugekit.optim.pairs import Block, Factor, Pair, Window, balance_, scramble_
+from gaugekit.optim.projected import Horizontal
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
 
 F64 = torch.float64
@@ -166,6 +167,28 @@ def test_sampled_elements_have_the_condition(condition: float) -> None:
         assert float(single.max() / single.min()) > condition**0.7
 
 
+def test_elements_are_drawn_where_the_generator_is() -> None:
+    """Not on the device that new tensors go to."""
+    single = Pair.of(parameter(2, 1, 5), parameter(2, 1, 4))
+    with torch.device("meta"):
+        elements = [pair.sample(rng(), 100.0) for pair in (single, turning())]
+    for x, y in zip(elements, (single.sample(rng(), 100.0), turning().sample(rng(), 100.0)), strict=True):
+        assert all(torch.equal(s, t) for s, t in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_turning_rows_of_half_precision(half: torch.dtype) -> None:
+    pair = turning()
+    for p in pair.parameters:
+        p.data = p.data.to(half)
+    before = product(pair)
+    assert [g.dtype for g in before] == [torch.complex64, torch.complex64, half]
+    scramble_([pair], rng())
+    assert all(p.dtype == half for p in pair.parameters)
+    for g, h in zip(before, product(pair), strict=True):
+        assert float((g - h).abs().max()) < 100 * torch.finfo(half).eps
+
+
 def test_both_components_of_the_group_are_sampled() -> None:
     """geoopt#230, pymanopt#301: an orthogonal sampler that finds rotations only."""
     pair = Pair.of(parameter(3, 5), parameter(3, 4))
@@ -269,6 +292,7 @@ def wide_units() -> Pair:
         (wide_units, "positive scales act on units of rank 1, those of units have 2"),
         (lambda: of((5,), (5,)), r"factors of pair must be \(r, m\) or \(N, r, m\), got \(5,\)"),
         (lambda: of((3, 4), (2, 3, 4)), "factors of pair differ"),
+        (lambda: of((0, 4), (0, 5)), "factors of pair have rank 0: there is nothing to train"),
     ],
 )
 def test_bad_pairs(make, message: str) -> None:
@@ -296,6 +320,26 @@ def test_lists_of_pairs_that_no_optimizer_takes(optimizer) -> None:
     copied = Factor((Window(a, lambda x: x.clone().unsqueeze(0)),))
     refused("belongs to pair p in part only", Pair("p", copied, Pair.of(b, c).a))
     refused("holds no parameter of pair p", Pair.of(parameter(4, 5), parameter(4, 6), "p"))
+    refused("holds no parameter of pair p", Pair.of(a.data, b.detach(), "p"))  # other tensors, if of the same memory
+    with pytest.raises(TypeError, match=r"pairs are objects of class Pair, got tuple: Pair\.of\(a, b\) makes one"):
+        optimizer(params, pairs=[(a, b)])
+    with pytest.raises(TypeError, match="got Parameter: "):
+        Horizontal(torch.optim.SGD(params), [a, b])  # type: ignore[list-item]
+
+
+def test_frozen_pairs_need_not_be_held() -> None:
+    a, b, c = parameter(4, 5), parameter(4, 6), parameter(3)
+    pair = Pair.of(a.requires_grad_(False), b.requires_grad_(False))
+    c.grad = torch.ones_like(c)
+    QuotientAdam([c], pairs=[pair]).step()
+    assert torch.equal(a, parameter(4, 5)) and gap(c.detach(), parameter(3).detach()) > 1e-4
+
+
+def test_views_that_copy_are_refused() -> None:
+    p = parameter(6, 5)
+    copies = Factor((Window(p, lambda x: x.t().reshape(2, 3, 5)),))
+    with pytest.raises(ValueError, match=r"view of a parameter \(6, 5\) copies: it must share memory"):
+        copies.read(torch.Tensor.detach)
 
 
 def test_halves_of_one_parameter_make_a_cover() -> None:

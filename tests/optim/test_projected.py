@@ -185,6 +185,22 @@ def test_bad_gradients_are_refused_before_anything_moves() -> None:
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     with pytest.raises(ValueError, match="number of steps"):
         Horizontal(adam(model), pairs, rebalance=-1)
+    with pytest.raises(ValueError, match="metric must be one of euclidean, mixed, invariant, got 'flat'"):
+        Horizontal(adam(model), pairs, "flat")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="holds no parameter of pair"):
+        Horizontal(adam(toy()[0]), pairs)
+
+
+def test_pairs_that_are_held_in_part_are_left_to_the_inner_optimizer() -> None:
+    model, pairs = toy()
+    twin = copy.deepcopy(model)
+    held, others = (
+        [p for name, p in m.named_parameters() if not name.startswith("layers.0.out")] for m in (model, twin)
+    )
+    step(model, Horizontal(torch.optim.SGD(held, lr=0.1, momentum=0.9), pairs))
+    step(twin, torch.optim.SGD(others, lr=0.1, momentum=0.9))
+    values = [m.layers[0].in_proj_weight.detach().chunk(3)[2] for m in (model, twin)]
+    assert torch.equal(*values)
 
 
 def test_it_is_an_optimizer() -> None:

@@ -438,6 +438,23 @@ def test_biases_without_weight_decay_and_other_rates(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", BOTH)
+def test_what_the_optimizer_does_not_hold_is_as_if_frozen(make: Any) -> None:
+    """Be there a gradient or not."""
+    found = []
+    for gradient in (True, False):
+        w, bias, o, pair = biased()
+        optimizer = make([w, o], lr=0.1, pairs=[pair], **momentum(make))
+        for step in range(3):
+            w.grad, o.grad = normal(3, 5, seed=step), normal(3, 7, seed=step)
+            bias.grad = normal(3, seed=step) if gradient else None
+            optimizer.step()
+        assert torch.equal(bias, biased()[1]) and bias not in optimizer.state
+        found.append(w.detach())
+    assert torch.equal(*found)
+    assert gap(found[0], biased()[0].detach()) > 1e-2
+
+
+@pytest.mark.parametrize("make", BOTH)
 def test_schedulers(make: Any) -> None:
     """Every warning is an error here, that of a scheduler that finds no step before its own among them."""
     model, twin = Toy(), Toy()
@@ -517,6 +534,96 @@ def test_swapped_factors_resume(make: Any) -> None:
     again.load_state_dict(snapshot(optimizer))
     walk(broken, again, 4, 4)
     assert same(whole, broken)
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("idle", ["a", "b"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("masters", [False, True])
+def test_pairs_with_an_idle_factor_resume(make: Any, idle: str, frozen: bool, masters: bool) -> None:
+    """State may lie with a parameter that has no gradient: torch's Adam loads no entry without a "step"."""
+
+    def start() -> Toy:
+        model = Toy(torch.bfloat16 if masters else F64)
+        model.get_parameter(idle).requires_grad_(not frozen)
+        return model
+
+    def go(model: Toy, optimizer: Any, first: int) -> None:
+        for step in range(first, first + 3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            model.get_parameter(idle).grad = None
+            optimizer.step()
+
+    options = {"lr": 1e-2, "masters": masters, **momentum(make)}
+    whole, broken = start(), start()
+    optimizer = make(whole.parameters(), pairs=whole.pairs, **options)
+    go(whole, optimizer, 0)
+    go(whole, optimizer, 3)
+    optimizer = make(broken.parameters(), pairs=broken.pairs, **options)
+    go(broken, optimizer, 0)
+    again = make(broken.parameters(), pairs=broken.pairs, **options)
+    again.load_state_dict(snapshot(optimizer))
+    broken, again = copy.deepcopy((broken, again))
+    go(broken, again, 3)
+    assert same(whole, broken)
+    assert frozen <= (not again.state.get(broken.get_parameter(idle)))  # state, masters too, is of what trains
+    walk(broken, again, 1)
+    for parameter in (broken.a, broken.b) if not frozen else ():
+        counts = {"a": 7.0, "b": 7.0, idle: 1.0}
+        assert float(again.state[parameter]["step"]) == counts["a" if parameter is broken.a else "b"]
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_batches_that_change_from_step_to_step(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that come and go, states loaded and copied in between: the path is that of pairs moved one by one."""
+    found = []
+    for size, broken in ((1, False), (2**20, False), (2**20, True), (40, True)):
+        monkeypatch.setattr(paired, "BATCH", size)
+        model, draw = Adapters(), rng(3)
+        model.pairs = [Pair(p.name, p.a, p.b, (((0, 2),),)) for p in model.pairs]
+        optimizer = make(model.parameters(), lr=1e-2, pairs=model.pairs, **momentum(make))
+        for step in range(12):
+            optimizer.zero_grad()
+            model().backward()
+            for p, idle in zip(model.parameters(), (torch.rand(18, generator=draw) < 0.3).tolist(), strict=True):
+                p.grad = None if idle else p.grad
+            if broken and step % 4 == 1:
+                optimizer.load_state_dict(snapshot(optimizer))
+            if broken and step % 4 == 3:
+                gradients = [p.grad for p in model.parameters()]
+                model, optimizer = copy.deepcopy((model, optimizer))
+                for p, gradient in zip(model.parameters(), gradients, strict=True):
+                    p.grad = gradient
+            optimizer.step()
+        found.append([p.detach() for p in model.parameters()])
+    for other in found[1:]:
+        assert max(map(gap, found[0], other)) < 1e-9
+    assert gap(found[0][0], normal(3, 6)) > 1e-3
+
+
+@pytest.mark.parametrize("make", BOTH)
+@pytest.mark.parametrize("laid", ["transposed", "part of a buffer", "stretched gradient"])
+def test_memory_of_parameters_and_gradients_may_lie_otherwise(make: Any, laid: str) -> None:
+    a, b, gradient = normal(2, 3, 5), normal(2, 3, 7, seed=1), normal(1, 1, 5, seed=2).expand(2, 3, 5)
+    buffer = torch.zeros(40, dtype=F64)
+    p, q, other = nn.Parameter(a.clone()), nn.Parameter(b.clone()), a.clone()
+    if laid == "transposed":
+        other = a.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    elif laid == "part of a buffer":
+        buffer[7:37] = a.flatten()
+        other = buffer[7:37].view(2, 3, 5)
+    x, y = nn.Parameter(other), nn.Parameter(b.clone())
+    first, second = (make([s, t], lr=0.1, pairs=[Pair.of(s, t)], **momentum(make)) for s, t in ((p, q), (x, y)))
+    for _ in range(3):
+        p.grad, x.grad = gradient.contiguous(), gradient if laid == "stretched gradient" else gradient.contiguous()
+        q.grad, y.grad = torch.ones_like(q), torch.ones_like(y)
+        first.step()
+        second.step()
+    assert gap(p.detach(), x.detach()) < 1e-15 and gap(q.detach(), y.detach()) < 1e-15
+    assert gap(p.detach(), a) > 1e-2
+    if laid == "part of a buffer":
+        assert torch.equal(buffer[7:37].view(2, 3, 5), p) and not bool(buffer[:7].any() or buffer[37:].any())
 
 
 @pytest.mark.parametrize("make", BOTH)
@@ -629,6 +736,39 @@ def test_gradients_that_are_not_finite_are_refused(make: Any, bad: float, master
     assert not equal(dict(weights), dict(model.state_dict()))
     with pytest.raises(ValueError, match="gradient of two"):
         optimizer.step(lambda: model.d.grad.fill_(bad))
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_large_finite_gradients_are_taken(make: Any) -> None:
+    """Their sum is infinite in float16, they are not."""
+    a, b = (nn.Parameter(normal(3, n, seed=n).half()) for n in (5, 7))
+    optimizer = make([a, b], lr=1e-9, pairs=[Pair.of(a, b)])
+    a.grad, b.grad = torch.full_like(a, 6e4), torch.full_like(b, 6e4)
+    assert not bool(a.grad.sum().isfinite())
+    optimizer.step()
+    assert bool(a.isfinite().all())
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_sparse_gradients_are_refused(make: Any) -> None:
+    table, b = nn.Embedding(6, 3, sparse=True, dtype=F64), nn.Parameter(normal(3, 5))
+    pair = Pair("table", Factor((Window(table.weight, lambda x: x.t().unsqueeze(0)),)), Pair.of(b, b).b)
+    optimizer = make([table.weight, b], pairs=[pair])
+    (table(torch.tensor([1, 2])) @ b).sum().backward()
+    before = b.detach().clone()
+    with pytest.raises(ValueError, match="gradient of table is sparse: make its layer with sparse=False"):
+        optimizer.step()
+    assert torch.equal(b, before)
+
+
+@pytest.mark.parametrize("beta2", [0.999, 0.99999])
+def test_bias_correction_is_as_good_in_float32(beta2: float) -> None:
+    found = []
+    for dtype in (F64, torch.float32):
+        a, b = normal(2, 3, 5).to(dtype), normal(2, 3, 7, seed=1).to(dtype)
+        new, _ = stepped(QuotientAdam, a, b, lr=0.1, betas=(0.9, beta2), weight_decay=0.0)
+        found.append(new.double() - a.double())
+    assert gap(*found) < 1e-6
 
 
 @pytest.mark.parametrize("make", BOTH)
@@ -768,6 +908,23 @@ def test_half_precision_resumes_with_float32_state(make: Any, masters: bool) -> 
     assert same(whole, broken)
 
 
+def test_hooks_of_loading_are_heard_in_half_precision() -> None:
+    model = Toy(torch.bfloat16)
+    optimizer = QuotientAdam(model.parameters(), pairs=model.pairs, masters=True)
+    walk(model, optimizer, 1)
+    moment = optimizer.state[model.a]["one[0].exp_avg_a"].clone()
+
+    def doubled(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        state = copy.deepcopy(state)
+        state["state"][0]["one[0].exp_avg_a"] *= 2
+        return state
+
+    optimizer.register_load_state_dict_pre_hook(doubled)
+    for factor in (2, 4):
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert torch.equal(optimizer.state[model.a]["one[0].exp_avg_a"], factor * moment)
+
+
 # --- batches ----------------------------------------------------------------------------------------------------
 
 
@@ -799,6 +956,66 @@ def test_batches_do_not_matter(make: Any, monkeypatch: pytest.MonkeyPatch) -> No
     for other in found[1:]:
         assert max(map(gap, found[0], other)) < 1e-9
     assert gap(found[0][0], normal(3, 6)) > 1e-3
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_only_pairs_that_move_alike_are_moved_together(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same shapes, but other rates, rows that turn, a zero on the other side, a frozen factor, another dtype: not in
+    one batch."""
+    found, sizes = [], []
+    whole = make._step_batch
+    monkeypatch.setattr(make, "_step_batch", lambda self, batch: (sizes.append(len(batch)), whole(self, batch)))
+    for size in (1, 2**20):
+        monkeypatch.setattr(paired, "BATCH", size)
+        factors = [[nn.Parameter(normal(3, 6, seed=10 * i + j)) for i in range(14)] for j in (0, 1)]
+        with torch.no_grad():
+            for i in (0, 1):
+                factors[0][i].zero_()
+        for i in (12, 13):
+            for side in factors:
+                side[i].data = side[i].data.float()
+        for i in (2, 3):
+            factors[0][i].requires_grad_(False)
+        for i in (4, 5):
+            factors[1][i].requires_grad_(False)
+        pairs = [Pair.of(a, b, f"{i}") for i, (a, b) in enumerate(zip(*factors, strict=True))]
+        pairs[6:8] = [Pair(p.name, p.a, p.b, (((0, 2),),)) for p in pairs[6:8]]
+        held = [
+            [p for pair in some for p in pair.parameters] for some in (pairs[:8] + pairs[10:], pairs[8:9], pairs[9:10])
+        ]
+        groups = [{"params": params, "lr": rate} for params, rate in zip(held, (1e-2, 2e-2, 1e-2), strict=True)]
+        optimizer = make(groups, pairs=pairs, **momentum(make))
+        sizes.clear()
+        for step in range(5):
+            optimizer.zero_grad()
+            for i, p in enumerate(p for params in held for p in params):
+                p.grad = normal(3, 6, seed=100 * step + i).to(p.dtype) if p.requires_grad else None
+            optimizer.step()
+        found.append([p.detach() for params in held for p in params])
+    assert sorted(sizes) == 10 * [1] + 30 * [2]
+    for p, q in zip(*found, strict=True):
+        assert p.dtype == q.dtype and float((p - q).abs().max()) < (1e-12 if p.dtype == F64 else 1e-6)
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_state_stays_where_it_lies(make: Any) -> None:
+    """Frozen later, or first of the pair only later: moments and frames go on."""
+    model, twin = Toy(), Toy()
+    optimizers = [make(m.parameters(), lr=1e-2, pairs=m.pairs, **momentum(make)) for m in (model, twin)]
+    for m, optimizer in zip((model, twin), optimizers, strict=True):
+        walk(m, optimizer, 3)
+        m.a.requires_grad_(m is twin)  # a gradient that is None either way
+        for step in (3, 4):
+            optimizer.zero_grad()
+            loss_of(m, step).backward()
+            m.a.grad = None
+            optimizer.step()
+    assert same(model, twin)
+    held = [
+        [p for p in m.parameters() if any("one[0]." in k for k in o.state[p])]
+        for m, o in zip((model, twin), optimizers, strict=True)
+    ]
+    assert held[0] == [model.a] and held[1] == [twin.a]
 
 
 @pytest.mark.parametrize("make", BOTH)

@@ -315,6 +315,13 @@ def test_only_what_is_trained_and_in_a_pair_moves() -> None:
     assert sharpness(loss, values).ordinary == pytest.approx(float(ordinary), rel=1e-11)
 
 
+def test_others_that_are_named_twice_count_once() -> None:
+    """As tied weights are, when parameters are gathered module by module."""
+    loss, pairs, (bias,) = lora_case(False)
+    assert sharpness(loss, pairs, [bias, bias]) == sharpness(loss, pairs, [bias]) != sharpness(loss, pairs)
+    assert sharpness(loss, pairs, [bias.requires_grad_(False)]) == sharpness(loss, pairs)  # nor do frozen ones count
+
+
 def test_stationary_and_linear_losses() -> None:
     a, b = parameter(2, 4, seed=1), parameter(2, 3, seed=2)
     flat = sharpness(lambda: 0.0 * (b.mT @ a).sum(), [Pair.of(a, b)])

@@ -44,7 +44,8 @@ def spheres(module: nn.Module) -> list[Sphere]:
     A class of modules declares its own as `sphere_dims`, names to axes, as `Reader` does. For a parametrized weight it
     is the free parameter behind it. `fully_shard` makes new parameters: ask after it.
 
-    Raises: ValueError if one parameter is declared along two axes, or has a parametrization other than `UnitNorm`.
+    Raises: ValueError if a parameter is declared along two axes, or one that it does not have, or has a parametrization
+        other than `UnitNorm`.
     """
     found: dict[int, Sphere] = {}
     for prefix, part in module.named_modules():
@@ -52,7 +53,10 @@ def spheres(module: nn.Module) -> list[Sphere]:
             chain = _unit_norm(part, name)
             parameter = getattr(part, name) if chain is None else getattr(chain, "original")  # noqa: B009, not typed
             local = name if chain is None else f"parametrizations.{name}.original"
-            sphere = Sphere(parameter, dim % parameter.ndim, f"{prefix}.{local}" if prefix else local)
+            full = f"{prefix}.{local}" if prefix else local
+            if not -parameter.ndim <= dim < parameter.ndim:
+                raise ValueError(f"{full} is declared along axis {dim}, which {tuple(parameter.shape)} does not have")
+            sphere = Sphere(parameter, dim % parameter.ndim, full)
             first = found.setdefault(id(parameter), sphere)
             if first.dim != sphere.dim:
                 raise ValueError(f"{first.name} is also {sphere.name}, with axis {sphere.dim} in place of {first.dim}")

@@ -127,7 +127,8 @@ def first_frames(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     added = DEFICIENT * s.square().mean(-1, keepdim=True) * deficient(a).unsqueeze(-1)
     s = (s.square() + added).sqrt()
     frame = (u / torch.where(s > 0, s, 1.0).unsqueeze(-2)).mH
-    probe = torch.randn(columns, rank, generator=Generator().manual_seed(columns), dtype=dtype).to(a.device)
+    seed = Generator("cpu").manual_seed(columns)  # on every device the same
+    probe = torch.randn(columns, rank, generator=seed, dtype=dtype, device="cpu").to(a.device)
     left, _, right = torch.linalg.svd(frame @ (wide @ probe))
     frame = (left @ right).mH @ frame
     return frame.to(a.dtype), torch.linalg.inv(frame).mH.to(a.dtype), added.unsqueeze(-1).to(a.real.dtype)

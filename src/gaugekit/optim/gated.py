@@ -148,8 +148,8 @@ def _check(group: dict[str, Any]) -> None:
     lr, eps, gate = float(group["lr"]), group["eps"], group["gate"]
     if not (math.isfinite(lr) and lr >= 0):
         raise ValueError(f"lr must be finite and at least 0, got {lr}")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas must be in [0, 1), got {group['betas']}")
+    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {group['betas']}")
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps must be finite and above 0, the gate compares with it, got {eps}")
     if not (math.isfinite(group["weight_decay"]) and group["weight_decay"] >= 0):

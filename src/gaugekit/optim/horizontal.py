@@ -31,6 +31,8 @@ The equations for X are the normal equations of min |(dA, dB) − tangent of X| 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -67,8 +69,8 @@ def vertical_generator(
 
     Raises (as all functions here):
         TypeError: not float32, float64, complex64 or complex128, or not all of one dtype.
-        ValueError: shapes that do not fit, an unknown group or metric, a degree other than 1 without "scale", factors
-            with NaN or inf entries.
+        ValueError: shapes that do not fit, an unknown group or metric, a degree that is not positive and finite, or
+            other than 1 without "scale", factors with NaN or inf entries.
     """
     _check(a, b, da, db, group, metric, degree)
     x = generator(a, b, da, db, group, metric, degree)
@@ -84,6 +86,7 @@ def orbit_tangent(a: Tensor, b: Tensor, x: Tensor, group: Group = "gl", degree: 
     return tangent_of(a, b, x, group, degree)
 
 
+@torch.no_grad()
 def vertical_part(
     a: Tensor, b: Tensor, da: Tensor, db: Tensor, group: Group = "gl", metric: Metric = "euclidean", degree: float = 1.0
 ) -> Tangent:
@@ -141,6 +144,8 @@ def drift(before: Tangent, after: Tangent, group: Group = "gl", degree: float = 
     """How far the charges have moved between two pairs, (...) real: |Q' − Q| / |A Aᴴ + B Bᴴ|, in Frobenius norms, the
     larger one of the two sums; for "scale" in norms over rows. A pure number, 0 where all is zero."""
     (a, b), (a_after, b_after) = (_squares(*pair, group, degree) for pair in (before, after))
+    if a.shape != a_after.shape:
+        raise ValueError(f"both pairs must have the same rows, got {_shapes(*before)}, then {_shapes(*after)}")
     dims = -1 if group == "scale" else (-2, -1)
     change, size, size_after = (
         torch.linalg.vector_norm(x, dim=dims) for x in ((a_after - b_after) - (a - b), a + b, a_after + b_after)
@@ -179,6 +184,8 @@ def _check(
         raise ValueError(f'group must be "gl", "o" or "scale", got {group!r}')
     if metric not in ("euclidean", "mixed", "invariant"):
         raise ValueError(f'metric must be "euclidean", "mixed" or "invariant", got {metric!r}')
+    if not (math.isfinite(degree) and degree > 0):
+        raise ValueError(f"degree must be positive and finite, got {degree}")
     if degree != 1 and group != "scale":
         raise ValueError(f'degree {degree} is for group "scale": other groups act on both factors alike')
 

@@ -67,10 +67,10 @@ class Hyperball(Wrapper):
     of their steps.
 
     Raises:
-        ValueError: an unknown mode or method; max_angle with "project", or outside (0, π]; a sphere that is listed
-            twice, or whose parameter is trainable and not the optimizer's, or of whose axis a process holds nothing;
-            weight decay on a sphere, here or at a step; at a step, a gradient with NaN or inf entries, before anything
-            is moved.
+        ValueError: no spheres; an unknown mode or method; max_angle with "project", or outside (0, π]; a sphere that is
+            listed twice, or whose parameter is trainable and not the optimizer's, or of whose axis a process holds
+            nothing; weight decay on a sphere, here or at a step; at a step, a gradient with NaN or inf entries, before
+            anything is moved.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class Hyperball(Wrapper):
         if max_angle is not None and not 0 < max_angle <= math.pi:
             raise ValueError(f"max_angle is in radians, above 0 and at most pi, got {max_angle}")
         self.spheres = tuple(spheres)
+        if not self.spheres:
+            raise ValueError("there are no spheres: does the model declare any? nothing would be kept on one")
         self.mode, self.max_angle, self.method = mode, max_angle, method
         self._moving: list[Sphere] = []
         self._points: list[Tensor] = []  # of those that move, where they were before the step

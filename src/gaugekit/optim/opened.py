@@ -53,7 +53,7 @@ class Opened:
         self.held = {id(p) for p in held}
         self.trained = {id(p) for p in held if p.grad is not None}
         kept = [p for p in held if self._swap in optimizer.state.get(p, {})]
-        self.anchor = (kept or held)[0] if self.trained else None
+        self.anchor = (kept or [p for p in held if p.requires_grad] or held)[0] if self.trained else None
         self.state: dict[str, Any] = {} if self.anchor is None else optimizer.state.get(self.anchor, {})
         found = [_one_group(factor, pair.name, self.trained, groups) for factor in self.sides]
         self.moving = tuple(group is not None for group in found)
@@ -77,7 +77,7 @@ class Opened:
         shapes = self.pair.a.shape[1:], self.pair.b.shape[1:], self.pair.turning, self.moving, self.swapped
         return (
             *shapes,
-            *map(id, self.groups),
+            *(id(group) for group, moving in zip(self.groups, self.moving, strict=True) if moving),
             frozenset(self._own(0)),
             self.anchor.dtype,
             self.anchor.device,

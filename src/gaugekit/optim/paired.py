@@ -2,7 +2,8 @@
 parameter goes to one of torch's optimizers.
 
 Pairs of like shape are moved in one batch: no loop over heads, and none over small adapters. Of a pair with frozen
-parameters the others move. State lies with the first trained parameter of a pair, under the pair's name.
+parameters the others move. State lies with the first parameter of a pair that requires gradients, under the pair's
+name, and stays there.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Paired(Wrapper):
         inner: one of torch's optimizers, over all parameters.
         pairs: of parameters that `inner` holds; every parameter in whole or not at all.
         masters: keep parameters of half precision in float32 as well, and round after each step. Without it the algebra
-            of pairs is float32 all the same, but what a step adds below a half's rounding is lost.
+            of pairs is float32 all the same, but what a step adds below a half's rounding is lost. A parameter's master
+            is made at its first step and written over whatever is put in the parameter later, loaded weights say.
 
     Raises:
         ValueError: pairs that overlap, share a name, cover a parameter only in part, or can be trained without a
@@ -63,8 +65,8 @@ class Paired(Wrapper):
         self.pairs = tuple(pairs)
         self.masters = masters
         self._stacks: dict[tuple[str, int], _Stack] = {}
-        check_cover(self.pairs)
         check_held(self.pairs, {id(p) for _, p in self.parameters()})
+        check_cover(self.pairs)
 
     @abstractmethod
     def move(self, moved: Moved) -> tuple[Tensor, Tensor]:
@@ -86,38 +88,47 @@ class Paired(Wrapper):
             opened = [Opened(self, pair, groups) for pair in self.pairs]
             check_gradients((pair.name, p) for pair in self.pairs for p in pair.parameters if id(p) in groups)
             self._step_others()
-            self._count()
             for batch in batches([each for each in opened if each.anchor is not None]):
                 self._step_batch(batch)
+            self._count()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, which casts state to the parameter's dtype; what is float32 beside half parameters stays so."""
-        super().load_state_dict(state_dict)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        given: list[dict[str, Any]] = []
+        last = self.register_load_state_dict_pre_hook(lambda _, state: given.append(state))  # as other hooks leave it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+        for group, saved in zip(self.param_groups, given[0]["param_groups"], strict=True):
             for parameter, index in zip(group["params"], saved["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
+                for key, value in given[0]["state"].get(index, {}).items():
                     if parameter.dtype in HALF and isinstance(value, Tensor) and value.dtype == torch.float32:
                         self.state[parameter][key] = value.to(parameter.device, copy=True)
 
     def value(self, parameter: Tensor) -> Tensor:
-        """The parameter, or its float32 master."""
+        """The parameter, or its float32 master, which is made with the first gradient."""
         if not self.masters or parameter.dtype not in HALF:
             return parameter.detach()
-        if MASTER not in self.state[parameter]:
+        if MASTER not in self.state.get(parameter, {}):
+            if parameter.grad is None:
+                return parameter.detach()
             self.state[parameter][MASTER] = parameter.detach().float()
         return self.state[parameter][MASTER]
 
     def _count(self) -> None:
         """An entry of state for every parameter with a gradient, as checkpoints of torch.distributed demand; in pairs
-        with "step", which torch's Adam demands of every entry."""
+        with "step", which torch's Adam demands of every entry, be its parameter idle and hold its pair's state only."""
         if not self.pairs:
             return
         paired = {id(p) for pair in self.pairs for p in pair.parameters}
-        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            state = self.state[parameter]
-            if id(parameter) in paired:
-                state.setdefault("step", torch.zeros(())).add_(1)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            trained = parameter.grad is not None
+            if trained or self.state.get(parameter):
+                state = self.state[parameter]
+                if id(parameter) in paired:
+                    state.setdefault("step", torch.zeros(())).add_(int(trained))
 
     def _step_others(self) -> None:
         """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient, and is

@@ -48,6 +48,8 @@ class Window:
         """Where the view leads in a contiguous tensor: (strides there, sizes, strides, offset)."""
         base = torch.empty(self.parameter.shape, device="meta")
         seen = self.view(base)
+        if seen.untyped_storage()._cdata != base.untyped_storage()._cdata:
+            raise ValueError(f"a window's view of a parameter {tuple(base.shape)} copies: it must share memory")
         return base.stride(), tuple(seen.shape), seen.stride(), int(seen.storage_offset())
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -106,6 +108,7 @@ class Block:
         """(N, k, m) → (N', r, m), a batch of factors on which GL(r), real or complex, acts."""
         if self.pairs is not None:
             index = torch.tensor(self.pairs, device=factor.device)
+            factor = factor.float() if factor.dtype.itemsize < 4 else factor  # complex halves are not computed with
             real, imaginary = factor[:, index[..., 0]], factor[:, index[..., 1]]
             return torch.complex(real, imaginary).flatten(0, 1)
         return factor if self.rows is None else factor[:, torch.tensor(self.rows, device=factor.device)]
@@ -211,7 +214,8 @@ class Pair:
             dtype = torch.complex128 if a.is_complex() else torch.float64
             element = random_invertible(a.shape[1], generator, condition, a.shape[:1], dtype)
             if a.shape[1] == 1:
-                spread = torch.rand(a.shape[0], 1, 1, generator=generator, dtype=torch.float64) - 0.5
+                shape, device = (a.shape[0], 1, 1), generator.device
+                spread = torch.rand(shape, generator=generator, dtype=torch.float64, device=device) - 0.5
                 element = element * condition**spread
             elements.append(element.abs() if self.positive else element)
         return elements
@@ -281,9 +285,13 @@ def check_cover(pairs: Iterable[Pair]) -> None:
 
 
 def check_held(pairs: Iterable[Pair], held: set[int]) -> None:
-    """ValueError for a pair that requires gradients and has no parameter among those held, by id."""
+    """TypeError for what is no pair, ValueError for a pair that has no parameter among those held, by id, unless all of
+    it is frozen."""
     for pair in pairs:
-        if any(p.requires_grad for p in pair.parameters) and held.isdisjoint(map(id, pair.parameters)):
+        if not isinstance(pair, Pair):
+            raise TypeError(f"pairs are objects of class Pair, got {type(pair).__name__}: Pair.of(a, b) makes one")
+        frozen = all(isinstance(p, torch.nn.Parameter) and not p.requires_grad for p in pair.parameters)
+        if not frozen and held.isdisjoint(map(id, pair.parameters)):
             raise ValueError(
                 f"the optimizer holds no parameter of pair {pair.name}: leave it out, or, if parameters of the model "
                 "were replaced since (fully_shard does so), find its pairs anew"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -40,8 +41,8 @@ class Horizontal(Wrapper):
             moved and stay. 0: never.
 
     Raises:
-        TypeError, ValueError: as `Wrapper`; a negative `rebalance`; a pair of which the optimizer holds nothing. From
-            `step`, ValueError: a gradient of a pair has NaN or inf entries; nothing has moved then.
+        TypeError, ValueError: as `Wrapper`; a negative `rebalance`; an unknown metric; a pair of which the optimizer
+            holds nothing. From `step`, ValueError: a gradient of a pair has NaN or inf entries; nothing has moved then.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Horizontal(Wrapper):
         super().__init__(inner)
         if rebalance < 0:
             raise ValueError(f"rebalance is a number of steps, or 0 for never, got {rebalance}")
+        if metric not in get_args(Metric):  # not after the first step has been taken
+            raise ValueError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}")
         self.pairs, self.rebalance = tuple(pairs), rebalance
         check_held(self.pairs, {id(p) for _, p in self.parameters()})
         self.metric: Metric = metric

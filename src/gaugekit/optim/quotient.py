@@ -278,12 +278,12 @@ def _direction(
     if not bool(started.all()):
         started = started | (g != 0).flatten(1).any(-1).view_as(started)
     state[count] = state[count] + started
-    steps = state[count].clamp_min(1.0)
+    steps = state[count].clamp_min(1.0).double()  # in float32, 1 − beta2 alone has lost digits
     m = state[first].lerp_(g, 1 - beta1)
     v = state[second].mul_(beta2).addcmul_(g, g, value=1 - beta2)
     root = (1 - beta2**steps).sqrt()
-    scale = float(group["lr"]) * root / (1 - beta1**steps) * unit.view_as(steps)
-    u = v.sqrt().add_(group["eps"] * root)
+    scale = (float(group["lr"]) * root / (1 - beta1**steps)).to(v.dtype) * unit.view_as(steps)
+    u = v.sqrt().add_((group["eps"] * root).to(v.dtype))
     u = torch.div(m, u, out=u).mul_(scale)
     return torch.view_as_complex(u) if gradient.is_complex() else u
 

@@ -77,7 +77,7 @@ def sharpness(loss: Callable[[], Tensor], pairs: Iterable[Pair], others: Iterabl
     Source: geodesic sharpness of "Hide & Seek" [HS, arXiv 2505.05409], equations 4, 5, 10 and 12, there the largest
         rise of the loss in a geodesic ball; here its second order along the gradient.
     """
-    pairs, others = tuple(pairs), tuple(others)
+    pairs, others = tuple(pairs), tuple({id(p): p for p in others}.values())  # tied ones once
     parameters = _moving(pairs, others)
     devices = {p.device for p in parameters if p.device.type != "cpu"}
     kind = next((device.type for device in devices), "cuda")
@@ -153,7 +153,7 @@ def _moving(pairs: Sequence[Pair], others: Sequence[Tensor]) -> list[Tensor]:
     paired = {id(p): p for pair in pairs for p in pair.parameters}
     if any(id(p) in paired for p in others):
         raise ValueError("a parameter of a pair is among the others too: leave it out there, pairs bring theirs along")
-    found = [p for p in {**paired, **{id(p): p for p in others}}.values() if p.requires_grad]
+    found = [p for p in (*paired.values(), *others) if p.requires_grad]
     if not found:
         raise ValueError("no parameter of the pairs, or of the others, requires grad: there is no direction to follow")
     if any(isinstance(p, DTensor) for p in found):

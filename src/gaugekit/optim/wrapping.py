@@ -116,13 +116,15 @@ class Wrapper(Optimizer):
 
 
 def check_gradients(parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """ValueError that names the first parameter whose gradient has NaN or inf entries.
+    """ValueError that names the first parameter whose gradient is sparse, or has NaN or inf entries.
 
     With DTensors every process finds the same. The host waits once for each device or mesh, not for each parameter.
     """
     named = [(name, p, p.grad.detach()) for name, p in parameters if p.grad is not None]
     totals: dict[Any, Tensor] = {}
-    for _, parameter, gradient in named:
+    for name, parameter, gradient in named:
+        if gradient.layout != torch.strided:
+            raise ValueError(f"the gradient of {name} is sparse: make its layer with sparse=False")
         place = getattr(parameter, "device_mesh", parameter.device)
         total = gradient.sum()  # of sharded ones a part, reduced once after all are added
         totals[place] = totals[place] + total if place in totals else total
