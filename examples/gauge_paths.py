@@ -139,7 +139,7 @@ def draw(paths: dict[str, list[Tensor]], conditions: list[float], file: Path) ->
     for axis in axes.flat[len(paths) :]:
         axis.set_visible(False)
     for axis, (name, lines) in zip(axes.flat, paths.items(), strict=False):
-        for condition, losses, style in zip([1.0, *conditions], lines, cycle(("-", "--", ":", "-."))):  # noqa: B905
+        for condition, losses, style in zip([1.0, *conditions], lines, cycle(("-", "--", ":", "-."))):
             axis.plot(losses, style, linewidth=1.5, label=f"condition {condition:g}")
         axis.set_title(name, fontsize=9)
         axis.set_ylim(top=float(lines[0][0]) + 0.3)
