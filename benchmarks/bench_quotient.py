@@ -16,6 +16,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -120,10 +121,9 @@ def lora(rank: int, repeats: int) -> None:
         "PEFT Riemannian AdamW": lambda m: create_riemannian_optimizer(m, torch.optim.AdamW, lr=1e-3),
     }
     try:
-        from pytorch_optimizer import LoRARite
-
+        lora_rite = import_module("pytorch_optimizer").LoRARite
         # Its factors alternate A, B, and so do PEFT's, (r, in) and (out, r).
-        makers["LoRARite"] = lambda m: LoRARite(trained(m), lr=1e-3)
+        makers["LoRARite"] = lambda m: lora_rite(trained(m), lr=1e-3)
     except ImportError:
         print("\npytorch_optimizer is not installed: no figures for LoRARite")
     names = ["AdamW foreach", "PEFT Riemannian AdamW", *(["LoRARite"] if "LoRARite" in makers else [])]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import pydoc_data.topics
 import sys
 from collections.abc import Callable, Iterator
@@ -142,12 +143,14 @@ def draw(paths: dict[str, list[Tensor]], conditions: list[float], file: Path) ->
         for condition, losses, style in zip([1.0, *conditions], lines, cycle(("-", "--", ":", "-."))):
             axis.plot(losses, style, linewidth=1.5, label=f"condition {condition:g}")
         axis.set_title(name, fontsize=9)
-        axis.set_ylim(top=float(lines[0][0]) + 0.3)
+    low = min(float(losses.nan_to_num(math.inf).min()) for lines in paths.values() for losses in lines)
+    high = max(float(lines[0][0]) for lines in paths.values())
+    axes[0, 0].set_ylim(low - 0.1, high + 0.3)  # a path that leaves the picture upwards has failed
     axes[0, 0].legend(fontsize=7)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("loss", fontsize=9)
     figure.tight_layout()
-    figure.savefig(file)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def final(losses: Tensor) -> float:
@@ -199,6 +202,8 @@ def main() -> None:
         options.json.write_text(
             json.dumps({"conditions": [1.0, *options.conditions], "rows": results}, indent=1) + "\n"
         )
+    if options.figure:
+        draw(drawn, options.conditions, options.figure)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,24 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_paths(model: str, tmp_path: Path) -> None:
-    file = tmp_path / "paths.json"
+    file, figure = tmp_path / "paths.json", tmp_path / "paths.svg"
     script = [sys.executable, str(ROOT / "examples" / "gauge_paths.py")]
     done = subprocess.run(
-        [*script, "--model", model, "--steps", "8", "--conditions", "30", "--rates", "1", "--json", str(file)],
+        [
+            *script,
+            "--model",
+            model,
+            "--steps",
+            "8",
+            "--conditions",
+            "30",
+            "--rates",
+            "1",
+            "--json",
+            str(file),
+            "--figure",
+            str(figure),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -27,3 +41,4 @@ def test_paths(model: str, tmp_path: Path) -> None:
     assert all(name in done.stdout for name in found)
     assert found["QuotientAdam"] < 1e-10 and found["QuotientSGD, momentum"] < 1e-10
     assert all(found[name] > 1e-4 for name in ("SGD", "SGD, momentum", "AdamW", "Horizontal(AdamW)"))
+    assert figure.read_text().count("<path") > 7 * 2
