@@ -183,6 +183,8 @@ def test_bad_gradients_are_refused_before_anything_moves() -> None:
     with pytest.raises(ValueError, match=r"layers\.1\..* has NaN or inf"):
         optimizer.step()
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    with pytest.raises(ValueError, match="overlaps"):
+        Horizontal(adam(model), [*pairs, Pair("again", pairs[0].a, pairs[0].b)])
     with pytest.raises(ValueError, match="number of steps"):
         Horizontal(adam(model), pairs, rebalance=-1)
     with pytest.raises(ValueError, match="metric must be one of euclidean, mixed, invariant, got 'flat'"):

@@ -260,8 +260,9 @@ def balance_(pairs: Iterable[Pair]) -> None:
         pair.move_by_(pair.balancing())
 
 
-def check_cover(pairs: Iterable[Pair]) -> None:
-    """ValueError unless names differ and every entry of every parameter in the pairs belongs to one window."""
+def check_cover(pairs: Iterable[Pair], whole_parameters: bool = True) -> None:
+    """ValueError unless names differ and every entry of every parameter in the pairs belongs to one window, or, without
+    `whole_parameters`, to one at most."""
     names: set[str] = set()
     covered: dict[int, tuple[str, Tensor]] = {}
     for pair in pairs:
@@ -277,7 +278,7 @@ def check_cover(pairs: Iterable[Pair]) -> None:
                     f"pair {pair.name} overlaps with another: an entry of a parameter has one pair at most"
                 )
     for name, count in covered.values():
-        if bool((count == 0).any()):
+        if whole_parameters and bool((count == 0).any()):
             raise ValueError(
                 f"a parameter of shape {tuple(count.shape)} belongs to pair {name} in part only, and optimizers move "
                 "parameters as a whole: leave that kind of pair out"

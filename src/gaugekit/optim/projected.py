@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gaugekit.geometry.rows import wide
 from gaugekit.optim.horizontal import Metric, horizontal_part
-from gaugekit.optim.pairs import Pair, check_held
+from gaugekit.optim.pairs import Pair, check_cover, check_held
 from gaugekit.optim.wrapping import MOMENTA, Wrapper, check_gradients
 
 __all__ = ["Horizontal"]
@@ -42,7 +42,8 @@ class Horizontal(Wrapper):
 
     Raises:
         TypeError, ValueError: as `Wrapper`; a negative `rebalance`; an unknown metric; a pair of which the optimizer
-            holds nothing. From `step`, ValueError: a gradient of a pair has NaN or inf entries; nothing has moved then.
+            holds nothing; pairs that overlap. From `step`, ValueError: a gradient of a pair has NaN or inf entries;
+            nothing has moved then.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Horizontal(Wrapper):
             raise ValueError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}")
         self.pairs, self.rebalance = tuple(pairs), rebalance
         check_held(self.pairs, {id(p) for _, p in self.parameters()})
+        check_cover(self.pairs, whole_parameters=False)  # two projections of one entry would undo each other
         self.metric: Metric = metric
         self.points: list[tuple[Pair, list[Tensor]]] = []
 
