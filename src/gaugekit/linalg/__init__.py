@@ -12,6 +12,7 @@ from gaugekit.linalg.elements import orthonormal_complement_of_ones, random_inve
 from gaugekit.linalg.factors import apart, balance, balance_defect, beside, product_svd
 from gaugekit.linalg.pivoting import column_pivots
 from gaugekit.linalg.ranks import ZERO_TIE, degenerate_blocks, effective_rank, numerical_rank, stable_rank
+from gaugekit.linalg.scaling import double
 from gaugekit.linalg.spectra import grams, product_spectrum, spectrum_from_grams
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "beside",
     "column_pivots",
     "degenerate_blocks",
+    "double",
     "effective_rank",
     "grams",
     "numerical_rank",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gaugekit.linalg.scaling import double
+
 __all__ = ["column_pivots"]
 
 TIE = 1e-9
@@ -40,7 +42,7 @@ def column_pivots(rows: Tensor) -> Tensor:
     if rows.ndim < 2 or rows.shape[-2] > rows.shape[-1]:
         raise ValueError(f"rows must be (..., r, m) with r <= m, got {tuple(rows.shape)}")
     *batch, r, _ = rows.shape
-    rows = rows.to(torch.complex128 if rows.is_complex() else torch.float64)
+    rows = double(rows)
     left = rows.abs().square().sum(-2)
     basis = rows.new_zeros(*batch, r, 0)
     chosen = torch.empty(*batch, 0, dtype=torch.int64, device=rows.device)

@@ -14,6 +14,11 @@ CHUNK = 2**20
 """Elements of a factor that are held in float64 at once, or one matrix if that is larger."""
 
 
+def double(x: Tensor) -> Tensor:
+    """x in float64, or complex128 if it is complex."""
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
 def check_factor(x: Tensor, name: str) -> None:
     if not x.is_floating_point():
         raise TypeError(f"{name} must be real floating point, got {x.dtype}")

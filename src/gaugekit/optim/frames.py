@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from gaugekit.linalg import double
+
 __all__ = [
     "Lifted",
     "across",
@@ -121,14 +123,13 @@ def first_frames(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     on that space alone, continuously. C_B is C_A^(−H), B seen where A is orthonormal, before `advance`.
     """
     rank, columns = a.shape[-2:]
-    dtype = torch.complex128 if a.is_complex() else torch.float64
-    wide = finite(a.to(dtype))
+    wide = finite(double(a))
     u, s, _ = torch.linalg.svd(reduced(wide))
     added = DEFICIENT * s.square().mean(-1, keepdim=True) * deficient(a).unsqueeze(-1)
     s = (s.square() + added).sqrt()
     frame = (u / torch.where(s > 0, s, 1.0).unsqueeze(-2)).mH
     seed = Generator("cpu").manual_seed(columns)  # on every device the same
-    probe = torch.randn(columns, rank, generator=seed, dtype=dtype, device="cpu").to(a.device)
+    probe = torch.randn(columns, rank, generator=seed, dtype=wide.dtype, device="cpu").to(a.device)
     left, _, right = torch.linalg.svd(frame @ (wide @ probe))
     frame = (left @ right).mH @ frame
     return frame.to(a.dtype), torch.linalg.inv(frame).mH.to(a.dtype), added.unsqueeze(-1).to(a.real.dtype)

@@ -37,7 +37,8 @@ import torch
 from torch import Tensor
 
 from gaugekit.geometry.sphere import to_tangent
-from gaugekit.optim.normal_equations import Group, Metric, Tangent, dot, generator, gram, tangent_of, weights, wide
+from gaugekit.linalg import double
+from gaugekit.optim.normal_equations import Group, Metric, Tangent, dot, generator, gram, tangent_of, weights
 
 __all__ = [
     "Group",
@@ -106,7 +107,7 @@ def horizontal_part(
     """
     _check(a, b, da, db, group, metric, degree)
     x = generator(a, b, da, db, group, metric, degree)
-    va, vb = tangent_of(wide(a), wide(b), x, group, degree)
+    va, vb = tangent_of(double(a), double(b), x, group, degree)
     return (da - va).to(a.dtype), (db - vb).to(a.dtype)
 
 
@@ -118,7 +119,7 @@ def inner(
     for tangent in (first, second):
         _check(a, b, *tangent, group, metric)
     w_a, w_b = weights(gram(a, "a", group), gram(b, "b", group), metric)
-    (da, db), (ea, eb) = ((wide(x) for x in pair) for pair in (first, second))
+    (da, db), (ea, eb) = ((double(x) for x in pair) for pair in (first, second))
     return (dot(w_a.apply(da), ea) + dot(w_b.apply(db), eb))[..., 0, 0].to(a.real.dtype)
 
 
@@ -130,7 +131,7 @@ def raised(
     gradient descent's direction. `inner` of it with any (dA, dB) is the loss's derivative, Re tr(∂Aᴴ dA + ∂Bᴴ dB)."""
     _check(a, b, grad_a, grad_b, group, metric)
     w_a, w_b = weights(gram(a, "a", group), gram(b, "b", group), metric)
-    return w_a.inverse().apply(wide(grad_a)).to(a.dtype), w_b.inverse().apply(wide(grad_b)).to(a.dtype)
+    return w_a.inverse().apply(double(grad_a)).to(a.dtype), w_b.inverse().apply(double(grad_b)).to(a.dtype)
 
 
 def charges(a: Tensor, b: Tensor, group: Group = "gl", degree: float = 1.0) -> Tensor:

@@ -22,8 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gaugekit.geometry.rows import wide
+from gaugekit.linalg import double
 from gaugekit.optim.frames import reduced
 from gaugekit.optim.horizontal import drift, raised, vertical_part
+from gaugekit.optim.normal_equations import dot
 from gaugekit.optim.pairs import Pair
 from gaugekit.optim.sharpness import Sharpness, sharpness
 
@@ -137,7 +139,7 @@ class OrbitMonitor:
         if path is not None:
             open(path, "a").close()  # a wrong path is better found now
         # r × r matrices with the Gram matrices of the start are all that is kept of it.
-        self._start = [[(reduced(_double(a)), reduced(_double(b))) for a, b in _values(pair)] for pair in self.pairs]
+        self._start = [[(reduced(double(a)), reduced(double(b))) for a, b in _values(pair)] for pair in self.pairs]
         self._before: tuple[dict[int, Tensor], Sharpness | None] | None = None
         self._hooks = (optimizer.register_step_pre_hook(self._pre), optimizer.register_step_post_hook(self._post))
 
@@ -202,7 +204,7 @@ def _measure(pair: Pair, start: Factors, kept: dict[int, Tensor]) -> Tensor:
             row.append(_square([s @ x for s, x in zip(seen, v, strict=True)]))
         xi = raised(a, b, grad_a, grad_b, "mixed")
         row += [_square((grad_a, grad_b)), sum(_dot(x, g) for x, g in zip(xi, (grad_a, grad_b), strict=True))]
-        now = _double(a_new), _double(b_new)
+        now = double(a_new), double(b_new)
         nothing = torch.zeros_like(now[0]), torch.zeros_like(now[1])
         row += [_largest(drift(origin, now)), _largest(drift(nothing, now))]  # imbalance: all of A Aᴴ − B Bᴴ
         rows.append(torch.stack(row))
@@ -226,12 +228,8 @@ def _values(pair: Pair, tensor_of: Callable[[Tensor], Tensor] = torch.Tensor.det
     return pair.factors(lambda p: wide(tensor_of(p)))
 
 
-def _double(x: Tensor) -> Tensor:
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
-
-
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (_double(x).conj() * _double(y)).real.sum()
+    return dot(double(x), double(y)).sum()
 
 
 def _square(tangent: Iterable[Tensor]) -> Tensor:

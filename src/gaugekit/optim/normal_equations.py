@@ -12,7 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "Group", "Metric", "Tangent", "dot", "generator", "gram", "tangent_of", "weights", "wide"]
+from gaugekit.linalg import double
+
+__all__ = ["Form", "Group", "Metric", "Tangent", "dot", "generator", "gram", "tangent_of", "weights"]
 
 Group = Literal["gl", "o", "scale"]
 Metric = Literal["euclidean", "mixed", "invariant"]
@@ -58,13 +60,9 @@ class Form:
         return Form(torch.where(self.values > 0, self.values, torch.where(top > 0, top, 1.0)), self.axes)
 
 
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.complex128 if x.is_complex() else torch.float64)
-
-
 def gram(x: Tensor, name: str, group: Group) -> Form:
     """X Xᴴ, or the squares of its rows for "scale", with what is zero to rounding of x's dtype set to zero."""
-    values = wide(x)
+    values = double(x)
     squares = values.abs().square().sum(-1) if group == "scale" else values @ values.mH
     if not bool(torch.isfinite(squares).all()):
         raise ValueError(f"{name} has entries that are NaN, infinite or beyond 1e150: no orbit passes through it")
@@ -93,7 +91,7 @@ def tangent_of(a: Tensor, b: Tensor, x: Tensor, group: Group, degree: float) -> 
 def generator(a: Tensor, b: Tensor, da: Tensor, db: Tensor, group: Group, metric: Metric, degree: float) -> Tensor:
     k, el = gram(a, "a", group), gram(b, "b", group)
     w_a, w_b = weights(k, el, metric)
-    a, b, da, db = (wide(x) for x in (a, b, da, db))
+    a, b, da, db = (double(x) for x in (a, b, da, db))
     if group == "scale":
         along_a, along_b = (w.values * (x.conj() * dx).real.sum(-1) for w, x, dx in ((w_a, a, da), (w_b, b, db)))
         return _over(along_a - degree * along_b, w_a.values * k.values + degree**2 * w_b.values * el.values)

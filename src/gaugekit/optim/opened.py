@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gaugekit.geometry.rows import wide
 from gaugekit.optim.frames import deficient
 from gaugekit.optim.pairs import Factor, Pair
 from gaugekit.optim.sharding import as_share, layout_of, local, rows_like, share, united, whole
@@ -67,7 +68,7 @@ class Opened:
         known = self.state.get(self._swap)
         if known is not None:
             return known
-        lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: _wide(p.detach()))]
+        lacking = [(deficient(a), deficient(b)) for a, b in self.pair.factors(lambda p: wide(p.detach()))]
         return any(bool(a.any()) for a, _ in lacking) and not any(bool(b.any()) for _, b in lacking)
 
     @property
@@ -88,9 +89,9 @@ class Opened:
         """Read values and gradients of A and B, at least float32. The number of heads."""
         wholes = self.wholes = {id(p): whole(self.value(p)) for p in self.pair.parameters}
         found = {id(p): whole(p.grad) for p in self.pair.parameters if p.grad is not None and id(p) in self.trained}
-        self.values = [share(_wide(side.read(lambda p: wholes[id(p)], copy)), self.layout) for side in self.sides]
+        self.values = [share(wide(side.read(lambda p: wholes[id(p)], copy)), self.layout) for side in self.sides]
         self.gradients = [
-            share(_wide(side.read(lambda p: found.get(id(p)), copy)), self.layout) if moving else torch.empty(0)
+            share(wide(side.read(lambda p: found.get(id(p)), copy)), self.layout) if moving else torch.empty(0)
             for side, moving in zip(self.sides, self.moving, strict=True)
         ]
         return len(self.values[0])
@@ -166,7 +167,3 @@ def _one_group(factor: Factor, name: str, trained: set[int], groups: dict[int, P
             if group.get(key) != found[0].get(key):
                 raise ValueError(f"parameters of one factor of {name} have different {key}: put them in like groups")
     return found[0] if found else None
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF else x

@@ -87,10 +87,11 @@ class Paired(Wrapper):
             groups = {id(p): group for group in self.param_groups for p in group["params"]}
             opened = [Opened(self, pair, groups) for pair in self.pairs]
             check_gradients((pair.name, p) for pair in self.pairs for p in pair.parameters if id(p) in groups)
-            self._step_others()
+            paired = {id(p): p for pair in self.pairs for p in pair.parameters}
+            self._step_others(paired)
             for batch in batches([each for each in opened if each.anchor is not None]):
                 self._step_batch(batch)
-            self._count()
+            self._count(paired)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -117,12 +118,11 @@ class Paired(Wrapper):
             self.state[parameter][MASTER] = parameter.detach().float()
         return self.state[parameter][MASTER]
 
-    def _count(self) -> None:
+    def _count(self, paired: dict[int, Tensor]) -> None:
         """An entry of state for every parameter with a gradient, as checkpoints of torch.distributed demand; in pairs
         with "step", which torch's Adam demands of every entry, be its parameter idle and hold its pair's state only."""
-        if not self.pairs:
+        if not paired:
             return
-        paired = {id(p) for pair in self.pairs for p in pair.parameters}
         for parameter in (p for group in self.param_groups for p in group["params"]):
             trained = parameter.grad is not None
             if trained or self.state.get(parameter):
@@ -130,10 +130,9 @@ class Paired(Wrapper):
                 if id(parameter) in paired:
                     state.setdefault("step", torch.zeros(())).add_(int(trained))
 
-    def _step_others(self) -> None:
+    def _step_others(self, paired: dict[int, Tensor]) -> None:
         """The inner optimizer's step on parameters outside pairs: it passes over parameters without a gradient, and is
         given masters in place of halves."""
-        paired = {id(p): p for pair in self.pairs for p in pair.parameters}
         hidden = [(p, p.grad) for p in paired.values()]
         lists = [(group, group["params"]) for group in self.param_groups]
         masters = {

@@ -18,7 +18,8 @@ from math import prod
 import torch
 from torch import Generator, Tensor
 
-from gaugekit.linalg import balance, random_invertible
+from gaugekit.geometry.rows import wide
+from gaugekit.linalg import balance, double, random_invertible
 from gaugekit.optim.sharding import layout_of, local, rows_like, whole
 
 __all__ = ["Block", "Factor", "Pair", "Window", "balance_", "check_cover", "check_held", "scramble_"]
@@ -108,7 +109,7 @@ class Block:
         """(N, k, m) → (N', r, m), a batch of factors on which GL(r), real or complex, acts."""
         if self.pairs is not None:
             index = torch.tensor(self.pairs, device=factor.device)
-            factor = factor.float() if factor.dtype.itemsize < 4 else factor  # complex halves are not computed with
+            factor = wide(factor)  # complex halves are not computed with
             real, imaginary = factor[:, index[..., 0]], factor[:, index[..., 1]]
             return torch.complex(real, imaginary).flatten(0, 1)
         return factor if self.rows is None else factor[:, torch.tensor(self.rows, device=factor.device)]
@@ -133,8 +134,7 @@ class Pair:
         name: how the pair is called in messages and in an optimizer's state: unique in a model.
         a, b: the factors, (N, r, m) and (N, r, n).
         turning: pairs of rows that a rotary turn mixes, grouped by frequency: there S commutes with the turns, a
-            complex GL(1), or GL(n) where n pairs turn alike.
-            The other rows stand still; on them GL acts.
+            complex GL(1), or GL(n) where n pairs turn alike. The other rows stand still; on them GL acts.
         positive: only positive scales act: units behind a homogeneous activation, of rank 1.
 
     Raises:
@@ -211,8 +211,7 @@ class Pair:
         condition number where r > 1. A single row is scaled by a factor from 1/√condition to √condition and turned."""
         elements = []
         for a, _ in self.factors():
-            dtype = torch.complex128 if a.is_complex() else torch.float64
-            element = random_invertible(a.shape[1], generator, condition, a.shape[:1], dtype)
+            element = random_invertible(a.shape[1], generator, condition, a.shape[:1], double(a[:0]).dtype)
             if a.shape[1] == 1:
                 shape, device = (a.shape[0], 1, 1), generator.device
                 spread = torch.rand(shape, generator=generator, dtype=torch.float64, device=device) - 0.5

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gaugekit.geometry.rows import wide
+from gaugekit.linalg import double
 from gaugekit.optim.horizontal import raised
 from gaugekit.optim.pairs import Pair
 
@@ -144,8 +145,7 @@ def _bend(gradients: Sequence[Tensor], parameters: Sequence[Tensor], vector: Dir
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     """Re tr(xᴴ y) over all of a batch, float64 on the CPU."""
-    x, y = (v.to(torch.complex128 if v.is_complex() else torch.float64) for v in (x.detach(), y.detach()))
-    return (x.conj() * y).real.sum().cpu()
+    return (double(x.detach()).conj() * double(y.detach())).real.sum().cpu()
 
 
 def _moving(pairs: Sequence[Pair], others: Sequence[Tensor]) -> list[Tensor]:
