@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
+from two import leave
 
 from gaugekit.optim.paired import Paired
 from gaugekit.optim.projected import Horizontal
@@ -286,8 +287,7 @@ def main() -> None:
         globals()[name](found[command], *(folders[int(i)] for i in at))
     out.with_name(f"{out.name}-{RANK}.json").write_text(json.dumps(found))
     if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from two import environment_of_members
 
 Found = list[dict[str, Any]]
 
@@ -38,7 +39,7 @@ def run_worker(out: Path, processes: int, commands: str, *folders: Path) -> None
         folder.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, *run, str(WORKER), str(out), commands, *map(str, folders)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment_of_members(),
         capture_output=True,
         text=True,
         timeout=120,
