@@ -17,3 +17,15 @@ class UnsupportedArchitecture(GaugekitError):
 
 class UnsupportedObservable(GaugekitError):
     """The chosen observable does not exist for this model."""
+
+
+class ConfigError(GaugekitError):
+    """A training config, or a choice of a study, holds an unknown key or values that do not go together."""
+
+
+class DataError(GaugekitError):
+    """A text or data set is missing, unreadable, or too short for what is asked of it."""
+
+
+class TrainingError(GaugekitError):
+    """Training cannot go on: a loss or gradient that is not finite, or a checkpoint of another run."""

@@ -25,6 +25,7 @@ Source: [nGPT] Loshchilov, Hsieh, Sun and Ginsburg, arXiv 2410.01131, section 2.
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,9 @@ from torch import Tensor, nn
 
 from gaugekit.geometry.rows import wide
 from gaugekit.geometry.sphere import lerp, project
+from gaugekit.nn.decoding import Activation
 from gaugekit.nn.fused import fused_attention
+from gaugekit.nn.rotary import rotary
 from gaugekit.nn.spheres import Reader, Rows, Unit, Writer
 
 __all__ = [
@@ -41,7 +44,6 @@ __all__ = [
     "HypersphereMLP",
     "HypersphereTransformer",
     "Scale",
-    "rotary",
 ]
 
 
@@ -78,20 +80,6 @@ class _Composed(nn.Module):
                 part.reset_parameters()
 
 
-def rotary(x: Tensor, base: float) -> Tensor:
-    """x (..., n, k) turned at position p = 0 ... n − 1 by p base^(−2i/k) in the plane of (i, i + k/2), i < k/2; k even.
-
-    In float32, or float64 for that, which the result has.
-    """
-    x = wide(x)
-    n, k = x.shape[-2:]
-    frequency = base ** (-torch.arange(0, k, 2, device=x.device, dtype=x.dtype) / k)
-    angle = torch.arange(n, device=x.device, dtype=x.dtype).unsqueeze(-1) * frequency
-    cosine, sine = angle.cos(), angle.sin()
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
-
-
 class HypersphereAttention(_Composed):
     """softmax(√k q kᵀ) v with q ← s_qk ⊙ N(rotary(q)) and k likewise, then `out`; (..., n, d) to (..., n, d).
 
@@ -104,7 +92,7 @@ class HypersphereAttention(_Composed):
         kv_heads: g, a divisor of h. Default h.
         head_dim: k, even. Default d // h.
         causal: whether tokens see the tokens before them and themselves only.
-        rotary_base: see `rotary`.
+        rotary_base: see `rotary`; None: nothing is turned, which [nGPT] does not have.
 
     Raises: ValueError for sizes that do not fit, or an input of another width.
     """
@@ -116,7 +104,7 @@ class HypersphereAttention(_Composed):
         kv_heads: int | None = None,
         head_dim: int | None = None,
         causal: bool = True,
-        rotary_base: float = 10000.0,
+        rotary_base: float | None = 10000.0,
         device=None,
         dtype=None,
     ) -> None:
@@ -130,9 +118,9 @@ class HypersphereAttention(_Composed):
         _check_sizes(kv_heads=self.kv_heads, head_dim=self.head_dim)
         if heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads, got {self.kv_heads} and {heads}")
-        if self.head_dim % 2:
+        if rotary_base is not None and self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
-        if not (math.isfinite(rotary_base) and rotary_base > 0):
+        if rotary_base is not None and not (math.isfinite(rotary_base) and rotary_base > 0):
             raise ValueError(f"rotary_base must be positive and finite, got {rotary_base}")
         self.causal, self.rotary_base = causal, rotary_base
         inner, shared = heads * self.head_dim, self.kv_heads * self.head_dim
@@ -149,7 +137,9 @@ class HypersphereAttention(_Composed):
         maps = (self.query, self.key, self.value)
         q, k, v = (read(rows).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for read in maps)
         # Rounded once, to the dtype of v, which under autocast is not that of x.
-        q, k = (project(rotary(z, self.rotary_base)) for z in (q, k))
+        if self.rotary_base is not None:
+            q, k = (rotary(z, self.rotary_base) for z in (q, k))
+        q, k = (project(wide(z)) for z in (q, k))
         q, k = (z.to(v.dtype) for z in (q * self.s_qk().square().unsqueeze(1), k))
         share = self.heads // self.kv_heads
         k, v = (z.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2) for z in (k, v))
@@ -164,22 +154,31 @@ class HypersphereMLP(_Composed):
     """down(s_u ⊙ up(x) ⊙ silu(√d s_v ⊙ gate(x))), (..., d) to (..., d), of `hidden` = f units.
 
     √d as entries of up(x) and gate(x) are cosines in d dimensions, of size 1/√d, where silu is next to linear.
+
+    With activation "gelu" or "relu", of which [nGPT] does not speak, down(act(√d s_u ⊙ up(x))): no gate and no s_v.
     """
 
-    def __init__(self, width: int, hidden: int, device=None, dtype=None) -> None:
+    def __init__(self, width: int, hidden: int, activation: Activation = "swiglu", device=None, dtype=None) -> None:
         super().__init__()
         _check_sizes(width=width, hidden=hidden)
-        self.width = width
+        if activation not in get_args(Activation):
+            raise ValueError(f"activation must be one of {', '.join(get_args(Activation))}, got {activation!r}")
+        self.width, self.activation = width, activation
         self.up = Reader(width, hidden, device, dtype)
-        self.gate = Reader(width, hidden, device, dtype)
-        self.down = Writer(hidden, width, device, dtype)
         self.s_u = Scale(hidden, 1.0, 1.0, device, dtype)
-        self.s_v = Scale(hidden, 1.0, 1.0, device, dtype)
+        gated = activation == "swiglu"
+        self.gate = Reader(width, hidden, device, dtype) if gated else None
+        self.s_v = Scale(hidden, 1.0, 1.0, device, dtype) if gated else None
+        self.down = Writer(hidden, width, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        u, v = self.up(x), self.gate(x)
-        v = F.silu(v * (math.sqrt(self.width) * self.s_v()))
-        return self.down((u * self.s_u() * v).to(u.dtype))
+        u, stretch = self.up(x), math.sqrt(self.width)
+        if self.gate is None or self.s_v is None:
+            units = u * (stretch * self.s_u())
+            units = F.gelu(units) if self.activation == "gelu" else F.relu(units)
+        else:
+            units = u * self.s_u() * F.silu(self.gate(x) * (stretch * self.s_v()))
+        return self.down(units.to(u.dtype))
 
 
 class HypersphereBlock(_Composed):
@@ -227,7 +226,7 @@ class HypersphereTransformer(_Composed):
         self.blocks = nn.ModuleList()
         for _ in range(layers):
             attention = HypersphereAttention(width, heads, kv_heads, head_dim, causal, rotary_base, device, dtype)
-            mlp = HypersphereMLP(width, hidden, device, dtype)
+            mlp = HypersphereMLP(width, hidden, device=device, dtype=dtype)
             self.blocks.append(HypersphereBlock(width, attention, mlp, device, dtype))
         self.head = Reader(width, vocab, device, dtype)
         self.s_z = Scale(vocab, 1.0, width**-0.5, device, dtype)
