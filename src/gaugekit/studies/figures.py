@@ -1,0 +1,47 @@
+"""What the figures of the studies share: size, colours, and curves with their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gaugekit.studies.study import ArmResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "curve", "panels"]
+
+COLOURS = ("#1f4e79", "#c0504d", "#4f8f4f", "#8064a2", "#d08a2e", "#3b9bb3", "#777777", "#b5698b")
+
+
+def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 2.8, **options: Any) -> tuple[Figure, Any]:
+    """A figure of `rows` × `columns` axes, an array (rows, columns) of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
+    )
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=7)
+    return figure, axes
+
+
+def curve(axis: Axes, arm: ArmResult, colour: str, key: str = "curve", label: str | None = None) -> None:
+    """The mean over seeds of [x, y] points, in the range of the seeds. Runs that broke off are left out, and said so."""
+    whole: list[Sequence[Sequence[float]]] = [run[key] for run in arm.runs if "failed" not in run]
+    name = arm.arm.name if label is None else label
+    broken = len(arm.runs) - len(whole)
+    name += f" ({broken} of {len(arm.runs)} broke off)" if broken else ""
+    if not whole:
+        axis.plot([], [], color=colour, label=name)
+        return
+    x = [point[0] for point in whole[0]]
+    columns = [[run[i][1] for run in whole] for i in range(len(x))]
+    axis.plot(x, [sum(c) / len(c) for c in columns], color=colour, linewidth=1.3, label=name)
+    axis.fill_between(x, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0)

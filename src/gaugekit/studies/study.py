@@ -1,0 +1,162 @@
+"""What a study is, and what comes out of one. The result holds all that its figure, its table and its page need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Arm", "ArmResult", "Budget", "Conclusion", "Measured", "Result", "Study", "Table", "Verdict"]
+
+Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
+
+Measured = dict[str, Any]
+"""What one run measured: plain data. A run that broke off has the key "failed", with the reason, and no metric."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to do it. `settings` is plain data, all in which it differs; arms are compared within their `group`."""
+
+    name: str
+    settings: Mapping[str, Any]
+    group: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.group} / {self.name}" if self.group else self.name
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost, and how often it is done.
+
+    rates       the learning rates that each arm tries; empty where nothing is trained
+    seeds       of the runs that are reported, at the best rate; of weights and batches alike, so that arms are paired
+    tuning      the seed of the runs that choose the rate: none of the reported ones
+    options     what the study wants besides: sizes, batches
+    """
+
+    steps: int = 0
+    rates: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    tuning: int = 1000
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """For terminal and page: cells are text or numbers as they shall stand."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The verdict on the claim at this size, one line that says why with figures, and the tables behind it."""
+
+    verdict: Verdict
+    line: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """Of one arm: metric of each rate at the tuning seed (inf: broke off), the rate chosen, and a run for each seed.
+
+    rate        None where nothing is trained
+    at_edge     whether the rate is the least or the largest of the grid, so that a better one may lie outside
+    """
+
+    arm: Arm
+    tuning: Mapping[str, float]
+    rate: float | None
+    at_edge: bool
+    runs: tuple[Measured, ...]
+
+    def values(self, key: str) -> list[float]:
+        """One number a seed, inf of a run that broke off."""
+        return [math.inf if "failed" in run else float(run[key]) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Result:
+    """All of a study's outcome; `to_dict` is what is written, `from_dict` reads it back."""
+
+    study: str
+    quick: bool
+    budget: Budget
+    arms: tuple[ArmResult, ...]
+    machine: Mapping[str, str]
+
+    def __getitem__(self, key: str) -> ArmResult:
+        """The arm of that key: its name, after "group / " where it has one."""
+        for each in self.arms:
+            if each.arm.key == key:
+                return each
+        raise KeyError(f"{self.study} has no arm {key!r}: {', '.join(a.arm.key for a in self.arms)}")
+
+    def groups(self) -> dict[str, tuple[ArmResult, ...]]:
+        names = dict.fromkeys(each.arm.group for each in self.arms)
+        return {name: tuple(a for a in self.arms if a.arm.group == name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Result:
+        budget = dict(document["budget"])
+        budget["rates"], budget["seeds"] = tuple(budget["rates"]), tuple(budget["seeds"])
+        arms = tuple(
+            ArmResult(
+                Arm(**each["arm"]),
+                # JSON has no infinity.
+                {rate: math.inf if value is None else value for rate, value in each["tuning"].items()},
+                each["rate"],
+                each["at_edge"],
+                tuple(each["runs"]),
+            )
+            for each in document["arms"]
+        )
+        return cls(document["study"], document["quick"], Budget(**budget), arms, document["machine"])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and how it is answered.
+
+    name            of the file that it is, and on the command line
+    title           a few words
+    question        in one sentence, as the claim to be confirmed or not
+    source          who claims it
+    setting         model, data, and what is alike in all arms, in two or three sentences
+    equal           whether arms have equal parameters or equal compute, or why neither
+    metric          key in `Measured` that tunes the learning rate; lower is better
+    not_tested      what the study cannot say
+    arms            see `Arm`
+    full, quick     see `Budget`; `quick` takes seconds and says nothing
+    run             one run: (arm, learning rate, seed, budget) → `Measured`; 0.0 for the rate where nothing is trained
+    conclude        verdict and tables, of the result alone
+    draw            the figure, of the result alone
+    """
+
+    name: str
+    title: str
+    question: str
+    source: str
+    setting: str
+    equal: str
+    metric: str
+    not_tested: str
+    arms: tuple[Arm, ...]
+    full: Budget
+    quick: Budget
+    run: Callable[[Arm, float, int, Budget], Measured]
+    conclude: Callable[[Result], Conclusion]
+    draw: Callable[[Result], Figure]
