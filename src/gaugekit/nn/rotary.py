@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gaugekit.geometry.rows import wide
 
-__all__ = ["rotary"]
+__all__ = ["planes", "rotary"]
 
 
 def rotary(x: Tensor, base: float) -> Tensor:
@@ -24,3 +24,9 @@ def rotary(x: Tensor, base: float) -> Tensor:
     cosine, sine = angle.cos(), angle.sin()
     a, b = x.chunk(2, -1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+
+def planes(k: int, base: float) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The planes (i, i + k/2) of `rotary`, grouped by those that turn alike: each by itself, all together at base 1."""
+    found = tuple((i, i + k // 2) for i in range(k // 2))
+    return (found,) if base == 1 else tuple((plane,) for plane in found)

@@ -1,11 +1,12 @@
-"""Finds the pairs of factors in a module: torch's own attention, bilinear scores, and low-rank adapters of PEFT.
+"""Finds the pairs of factors in a module: torch's own attention, gaugekit's layers, and low-rank adapters of PEFT.
 
 PEFT is known by what its layers hold, never imported. Layers that only look like a plain product are refused by name.
 
 Legend
 ------
-h, k, E      heads, head dimension, width: E = h k
-r, g         rank of an adapter; groups of a convolution, experts of a stacked one: one product each
+h, k, E      heads, head dimension, width: E = h k; g key/value heads, each of which a group of h/g heads shares
+d, f         width of the stream, hidden units
+r            rank of an adapter; groups of a convolution, experts of a stacked one: one product each
 A (N, r, m), B (N, r, n)    as in `pairs`
 """
 
@@ -18,7 +19,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gaugekit.nn.decoding import MLP, CausalAttention
+from gaugekit.nn.relational import RelationalAttention
+from gaugekit.nn.rotary import planes
 from gaugekit.nn.scores import Bilinear
+from gaugekit.nn.spheres import Unit
 from gaugekit.optim.pairs import Factor, Pair, Window
 
 __all__ = ["KINDS", "Steps", "check_kinds", "find_pairs", "refuse_shared", "trained"]
@@ -65,6 +70,11 @@ def find_pairs(model: nn.Module, kinds: Collection[str] = ("vo", "qk", "lora")) 
     `nn.MultiheadAttention`, of any constructor's making: "vo", values [W_V b_V bias_v] and outputs W_O, and "qk",
     queries [W_Q b_Q] and keys [W_K b_K bias_k], both (h, k, columns) with GL(k) for every head. Left out where forward
     is overridden, or where a weight is not the parameter itself (parametrized, pruned, or under an adapter).
+    `nn.decoding.CausalAttention`: "vo", A = values [W_V b_V] (g, k, ·), B = outputs of a group's query heads side by
+    side (g, k, h/g · d), GL(k); "qk", A = queries [W_Q b_Q] of a group side by side, B = keys [W_K b_K], GL(k), or with
+    rotary positions a scale and a turn for each plane. `nn.relational.RelationalAttention` with linear values: "vo",
+    (h, k, d) each. `nn.decoding.MLP`: "units", A = rows of up (f, 1, d + bias), B = columns of down (f, 1, d), any
+    scale for swiglu, positive ones for relu, none for gelu; not found unless asked for. All left out as above.
     `scores.Bilinear` with two factors, not symmetric: "qk", A = R, B = L.
     LoRA adapters of PEFT: "lora", A = lora_A (r, in) and B = lora_B (r, out), GL(r) for every adapter of a linear
     layer, embedding or convolution, every group of a grouped convolution, and every expert of a stacked parameter
@@ -73,7 +83,7 @@ def find_pairs(model: nn.Module, kinds: Collection[str] = ("vo", "qk", "lora")) 
 
     Args:
         model: any module; nothing in it is changed.
-        kinds: which of "vo", "qk", "lora".
+        kinds: which of "vo", "qk", "lora", "units".
 
     Returns:
         Pairs named module.kind, or module.adapter.lora; those of which no parameter requires grad are left out, as are
@@ -136,6 +146,10 @@ def pairs_of(name: str, module: nn.Module, kinds: Collection[str]) -> Iterator[P
         two = isinstance(left, nn.Parameter) and isinstance(right, nn.Parameter) and not module.symmetric
         if "qk" in kinds and right is not None and two:
             yield Pair(f"{prefix}qk", factor(headed(right)), factor(headed(left)))
+    elif isinstance(module, CausalAttention | RelationalAttention):
+        yield from (pair for pair in attention(prefix, module) if kind_of(pair) in kinds)
+    elif isinstance(module, MLP):
+        yield from units(prefix, module) if "units" in kinds else ()
     elif "lora" in kinds:
         yield from adapters(prefix, module)
 
@@ -179,6 +193,49 @@ def torch_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Pair
     values, outputs = factor(weight(2), column(2), extra(module.bias_v)), factor(seen(output, ("t",), split))
     yield Pair(f"{prefix}vo", values, outputs)
     yield Pair(f"{prefix}qk", queries, keys)
+
+
+# --- gaugekit's own layers --------------------------------------------------------------------------------------
+
+
+def attention(prefix: str, module: CausalAttention | RelationalAttention) -> Iterator[Pair]:
+    standard = isinstance(module, CausalAttention)
+    kind, shared = (CausalAttention, module.kv_heads) if standard else (RelationalAttention, module.heads)
+    if type(module).forward is not kind.forward:
+        return
+    k = module.width // module.heads
+    heads = ("unflatten", 0, (shared, k))
+    groups = ("unflatten", 0, (shared, module.heads // shared, k)), ("transpose", 1, 2)
+    if (standard or module.values == "linear") and plain(module.value, module.out):
+        yield Pair(f"{prefix}vo", reader(module.value, heads), factor(seen(module.out.weight, ("t",), *groups)))
+    if standard and plain(module.query, module.key):
+        turning = () if module.rotary_base is None else planes(k, module.rotary_base)
+        yield Pair(f"{prefix}qk", reader(module.query, *groups), reader(module.key, heads), turning)
+
+
+def units(prefix: str, module: MLP) -> Iterator[Pair]:
+    homogeneous = module.activation != "gelu" and type(module).forward is MLP.forward
+    if homogeneous and plain(module.up, module.down):
+        down = factor(seen(module.down.weight, ("t",), ("unsqueeze", 1)))
+        yield Pair(f"{prefix}units", reader(module.up, ("unsqueeze", 1)), down, positive=module.activation == "relu")
+
+
+def plain(*layers: Any) -> bool:
+    """Whether all are linear layers as torch has them, whose weights are the parameters themselves and free to move."""
+    return all(
+        isinstance(layer, nn.Linear)
+        and not isinstance(layer, Unit)
+        and type(layer).forward is nn.Linear.forward
+        and isinstance(layer.weight, nn.Parameter)
+        and isinstance(layer.bias, nn.Parameter | None)
+        for layer in layers
+    )
+
+
+def reader(linear: nn.Linear, *steps: tuple[Any, ...]) -> Factor:
+    """[W b], its rows split into heads by `steps`."""
+    bias = None if linear.bias is None else seen(linear.bias, ("unsqueeze", -1), *steps)
+    return factor(seen(linear.weight, *steps), bias)
 
 
 # --- LoRA adapters of PEFT ------------------------------------------------------------------------------------

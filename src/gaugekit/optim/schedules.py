@@ -1,48 +1,83 @@
-"""Learning rates over the course of training."""
+"""Learning rates over the course of training: a linear warm-up, then one of three ways to go on.
+
+All of them give each group of an optimizer its own largest rate η_max, the lr it has now, and η_min = final · η_max.
+With T = `total_steps` and W = `warmup_steps`, step t < W has η_max (t + 1) / (W + 1), so that no step is lost to a rate
+of zero; after it progress is r = (t − W) / (T − W), from 0 to 1, and
+
+    η(r) = η_max (1 − s(r)) + η_min s(r),   s(0) = 0, s(1) = 1.
+
+η is exactly η_max at t = W and η_min at t = T, and stays there. Call `step()` of the result once after each step of the
+optimizer. ValueError for T < 1, W outside [0, T), or `final` outside [0, 1].
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["logarithmic_decay"]
+__all__ = ["constant", "cosine_decay", "logarithmic_decay"]
+
+
+def constant(optimizer: Optimizer, warmup_steps: int = 0) -> LambdaLR:
+    """η_max from step W on. ValueError for W < 0."""
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+    return _scheduler(optimizer, warmup_steps + 1, warmup_steps, 1.0, _unfallen)
+
+
+def cosine_decay(optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> LambdaLR:
+    """s(r) = (1 − cos π r) / 2, which is level at both ends.
+
+    Source: Loshchilov and Hutter, arXiv 1608.03983, without restarts.
+    """
+    return _scheduler(optimizer, total_steps, warmup_steps, final, _cosine)
 
 
 def logarithmic_decay(
     optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, rho: float = 0.1, final: float = 0.0
 ) -> LambdaLR:
-    """η(r) = η_min + (η_max − η_min) [1 − log(1 + r/ρ) / log(1 + 1/ρ)] after a linear warm-up.
+    """s(r) = log(1 + r/ρ) / log(1 + 1/ρ), which falls steeply until r is some ρ.
 
     Args:
-        optimizer: each of its groups has its own η_max, the lr it has now, and η_min = final · η_max.
-        total_steps: T, after which the rate is η_min; it stays there.
-        warmup_steps: W; step t < W has η_max (t + 1) / (W + 1), so that no step is lost to a rate of zero.
-        rho: ρ > 0, in shares of the decay: it falls steeply until r is some ρ. math.inf, the limit, is linear decay.
-        final: η_min / η_max, from 0 to 1.
-
-    Progress is r = (t − W) / (T − W), from 0 to 1, of step t = 0, 1, ...; η is exactly η_max at t = W and η_min at T.
-    Call `step()` of the result once after each step of the optimizer.
-
-    Raises: ValueError for T < 1, W outside [0, T), ρ not above 0, or `final` outside [0, 1].
+        rho: ρ > 0, in shares of the decay. math.inf, the limit, is linear decay. ValueError where it is not above 0.
     """
-    if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1, got {total_steps}")
-    if not 0 <= warmup_steps < total_steps:
-        raise ValueError(f"warmup_steps must be from 0 to total_steps - 1 = {total_steps - 1}, got {warmup_steps}")
     if not (rho > 0 and math.isfinite(1 / rho)):
         raise ValueError(f"rho must be above 0, and math.inf for a linear decay, got {rho}")
+    return _scheduler(optimizer, total_steps, warmup_steps, final, partial(_logarithmic, rho=rho))
+
+
+def _scheduler(
+    optimizer: Optimizer, total: int, warmup: int, final: float, fallen: Callable[[float], float]
+) -> LambdaLR:
+    if total < 1:
+        raise ValueError(f"total_steps must be at least 1, got {total}")
+    if not 0 <= warmup < total:
+        raise ValueError(f"warmup_steps must be from 0 to total_steps - 1 = {total - 1}, got {warmup}")
     if not 0 <= final <= 1:
         raise ValueError(f"final is a share of the largest rate, from 0 to 1, got {final}")
-    return LambdaLR(optimizer, partial(_factor, total=total_steps, warmup=warmup_steps, rho=rho, final=final))
+    # A partial of functions at the top of a module, which can be pickled.
+    return LambdaLR(optimizer, partial(_factor, total=total, warmup=warmup, final=final, fallen=fallen))
 
 
-def _factor(step: int, total: int, warmup: int, rho: float, final: float) -> float:
+def _factor(step: int, total: int, warmup: int, final: float, fallen: Callable[[float], float]) -> float:
     """η(step) / η_max."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    r = min((step - warmup) / (total - warmup), 1.0)
-    fallen = r if math.isinf(rho) else math.log1p(r / rho) / math.log1p(1 / rho)
-    return (1 - fallen) + final * fallen
+    s = fallen(min((step - warmup) / (total - warmup), 1.0))
+    return (1 - s) + final * s
+
+
+def _unfallen(r: float) -> float:
+    return 0.0
+
+
+def _cosine(r: float) -> float:
+    return math.sin(math.pi / 2 * r) ** 2
+
+
+def _logarithmic(r: float, rho: float) -> float:
+    return r if math.isinf(rho) else math.log1p(r / rho) / math.log1p(1 / rho)

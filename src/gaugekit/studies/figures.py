@@ -33,7 +33,7 @@ def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 2.8,
 
 
 def curve(axis: Axes, arm: ArmResult, colour: str, key: str = "curve", label: str | None = None) -> None:
-    """The mean over seeds of [x, y] points, in the range of the seeds. Runs that broke off are left out, and said so."""
+    """The mean over seeds of [x, y] points, and the range of the seeds; runs that broke off are counted, not drawn."""
     whole: list[Sequence[Sequence[float]]] = [run[key] for run in arm.runs if "failed" not in run]
     name = arm.arm.name if label is None else label
     broken = len(arm.runs) - len(whole)
