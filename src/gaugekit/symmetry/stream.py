@@ -112,13 +112,13 @@ class Frame(Symmetry):
         return scales + tuple(reader.norm.weight for reader in self.readers if reader.norm is not None)
 
     @cached_property
-    def _basis(self) -> Tensor:
+    def basis(self) -> Tensor:
         return orthonormal_complement_of_ones(self.width)
 
     def _embed(self, turn: Tensor, sign: float) -> Tensor:
         if not self.fix_ones:
             return turn
-        return self._basis @ turn @ self._basis.mT + sign / self.width
+        return self.basis @ turn @ self.basis.mT + sign / self.width
 
     def element(self, coordinates: Tensor) -> Tensor:
         n = self.turning
@@ -146,7 +146,7 @@ class Frame(Symmetry):
         axes = torch.linalg.svd(triangle).Vh[: self.turning]
         signs = torch.where((probe(len(rows)) @ rows) @ axes.mT < 0, -1.0, 1.0).to(rows.dtype)
         axes = axes * signs.unsqueeze(-1)
-        return self._basis @ axes + 1.0 / self.width if self.fix_ones else axes
+        return self.basis @ axes + 1.0 / self.width if self.fix_ones else axes
 
     def move(self, edit: Edit, element: Tensor) -> None:
         for view, scale in self.writers:
