@@ -226,7 +226,8 @@ class RelationalAttention(nn.Module):
             if frame == "full" and heads > 1:
                 temperature = temperature * torch.logspace(-1, 1, heads, base=2.0)
         start = torch.as_tensor(temperature, dtype=torch.get_default_dtype()).detach()
-        if start.shape not in ((), (heads,)) or not bool((start > 0).all()):
+        sound = start.is_meta or bool((start > 0).all())
+        if start.shape not in ((), (heads,)) or not sound:
             raise ValueError(f"temperature must be positive, a number or one for each of {heads} heads")
         self.log_temperature = nn.Parameter(start.log().expand(heads).clone())
         if values == "linear":

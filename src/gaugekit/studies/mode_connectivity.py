@@ -1,0 +1,195 @@
+"""Is there a low road between two seeds of one model, once their coordinates agree?
+
+The rule, set before any run. Two models A, B of different seeds, B moved along its orbit to A; the barrier is the
+largest rise of the loss above the straight line between its ends, on the way (1 − t) A + t B. Confirmed where, in every
+group, the barrier modulo all symmetries is at most a twentieth of the naive one at the upper end of its interval. Not
+confirmed where in some group it is above a quarter at the lower end: the way is lower at best, but not low.
+Inconclusive otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from gaugekit.models.registry import describe
+from gaugekit.studies.figures import COLOURS, panels
+from gaugekit.studies.fitting import SIZE, fit, language, made, sized
+from gaugekit.studies.stats import Interval, interval, paired
+from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
+from gaugekit.symmetry import Symmetries, derive
+from gaugekit.training.config import OptimizerConfig
+from gaugekit.training.export import as_transformers
+from gaugekit.training.steps import evaluate
+from gaugekit.verbs.aligning import align_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINTS = 11  # on the way, ends included
+LOW, HIGH = 1 / 20, 1 / 4  # of the naive barrier
+WAYS = {
+    "naive": "as trained",
+    "permutations": "permutations",
+    "all": "all symmetries",
+    "disguise": "all symmetries, B = a disguise of A",
+}
+
+
+class Logits(nn.Module):
+    """A model of `transformers` as the decoder is called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens).logits
+
+
+def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
+    """Train seeds `seed` and `seed` + 500, and walk from one to the other in every way."""
+    task = language(budget)
+    config = sized(budget, task.vocab, **arm.settings)
+    fits = []
+    for each in (seed, seed + 500):
+        fits.append(fit(made(config, each), OptimizerConfig(lr=rate, weight_decay=0.1), task, budget, each))
+    kind, described, _ = as_transformers(fits[0].model)
+    first, second = (weights(one.model) for one in fits)
+    spec = describe(described.to_dict(), {name: tuple(x.shape) for name, x in first.items()}, kind.__name__)
+    symmetries = derive(spec)
+    walker = Logits(kind(described).eval())
+    held_out = task.held_out[: budget.options["walk"]]
+
+    def walk(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[float]:
+        losses = []
+        for t in torch.linspace(0, 1, POINTS).tolist():
+            mixed = {name: ((1 - t) * x + t * b[name]).float() for name, x in a.items()}
+            walker.model.load_state_dict(mixed, strict=False)
+            losses.append(round(evaluate(walker, held_out), 6))
+        return losses
+
+    ways, distances = {"naive": walk(first, second)}, {}
+    for allowed in ("permutations", "all"):
+        aligned = align_weights(spec, symmetries, first, second, allowed)
+        ways[allowed] = walk(aligned.ours, aligned.theirs)
+        distances[allowed] = [aligned.distances[0], aligned.distances[-1], len(aligned.distances) - 1]
+    aligned = align_weights(spec, symmetries, first, disguised(first, symmetries, seed))
+    ways["disguise"] = walk(aligned.ours, aligned.theirs)
+    measured: Measured = {"held_out": fits[0].held_out, "ways": ways, "distances": distances}
+    return measured | {f"barrier {way}": barrier(losses) for way, losses in ways.items()}
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor by its name in `transformers`, in float64."""
+    return {name: x.detach().double().clone() for name, x in as_transformers(model)[2].items()}
+
+
+def disguised(tensors: Mapping[str, Tensor], symmetries: Symmetries, seed: int) -> dict[str, Tensor]:
+    """Another model of the same orbit: what alignment finds at best."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = dict(tensors)
+    for symmetry in (*symmetries.continuous, *symmetries.discrete):
+        moved |= symmetry.act(moved, symmetry.sample(generator))
+    return moved
+
+
+def barrier(losses: list[float]) -> float:
+    """The largest rise above the straight line between the ends, nats."""
+    last = len(losses) - 1
+    return max(loss - ((last - i) * losses[0] + i * losses[-1]) / last for i, loss in enumerate(losses))
+
+
+def shares(arm: ArmResult, way: str) -> Interval:
+    """The barrier of a way as a share of the naive one, over pairs of seeds."""
+    return interval([run[f"barrier {way}"] / run["barrier naive"] for run in arm.runs])
+
+
+def conclude(result: Result) -> Conclusion:
+    verdicts: list[Verdict] = []
+    rows, said = [], []
+    for arm in result.arms:
+        rows.append((arm.arm.name, *(interval(arm.values(f"barrier {way}")).text() for way in WAYS), distances(arm)))
+        if any("failed" in run for run in arm.runs):
+            verdicts.append("inconclusive")
+            said.append(f"{arm.arm.name}: training broke off")
+            continue
+        share = shares(arm, "all")
+        verdicts.append("confirmed" if share.high <= LOW else "not confirmed" if share.low > HIGH else "inconclusive")
+        gain = paired(arm.values("barrier permutations"), arm.values("barrier all"))
+        said.append(
+            f"{arm.arm.name}: {share.text(2)} of the naive barrier is left modulo all symmetries, "
+            f"{shares(arm, 'permutations').text(2)} modulo permutations (the others take {gain.text(2)} nats more)"
+        )
+    verdict: Verdict = "inconclusive"
+    if "not confirmed" in verdicts:
+        verdict = "not confirmed"
+    elif all(v == "confirmed" for v in verdicts):
+        verdict = "confirmed"
+    columns = ("model", *(f"barrier, {label}" for label in WAYS.values()), "‖A − B‖/‖A‖ settled; permuted; aligned")
+    return Conclusion(verdict, "; ".join(said), (Table("Barriers in nats, over pairs of seeds", columns, tuple(rows)),))
+
+
+def distances(arm: ArmResult) -> str:
+    """Medians over seeds: before, after permutations, after everything."""
+    whole = [run["distances"] for run in arm.runs if "failed" not in run]
+    if not whole:
+        return "–"
+    numbers = ([d["all"][0] for d in whole], [d["permutations"][1] for d in whole], [d["all"][1] for d in whole])
+    return "; ".join(f"{sorted(each)[len(each) // 2]:.2f}" for each in numbers)
+
+
+def draw(result: Result) -> Figure:
+    """Mean loss on the way, and the range of the seeds."""
+    figure, axes = panels(len(result.arms), sharey=True)
+    for axis, arm in zip(axes.flat, result.arms, strict=True):
+        whole = [run["ways"] for run in arm.runs if "failed" not in run]
+        for (way, label), colour in zip(WAYS.items(), COLOURS, strict=False):
+            columns = list(zip(*(ways[way] for ways in whole), strict=True))
+            t = [i / max(1, len(columns) - 1) for i in range(len(columns))]
+            axis.plot(t, [sum(c) / len(c) for c in columns], color=colour, label=label, linewidth=1.3)
+            axis.fill_between(
+                t, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0
+            )
+        axis.set_title(arm.arm.name, fontsize=9)
+        axis.set_xlabel("t, from A to B", fontsize=8)
+    axes[0, 0].set_ylabel("held-out loss, nats", fontsize=8)
+    axes[0, 0].legend(fontsize=6, frameon=False)
+    return figure
+
+
+RATES = (1e-3, 2e-3, 4e-3)
+
+STUDY = Study(
+    name="mode_connectivity",
+    title="Mode connectivity modulo symmetry",
+    question="Two trained transformers of different seeds are joined by a straight way without a barrier once one has "
+    "been moved along its symmetry orbit to the other.",
+    source="Generalized linear mode connectivity for transformers, arXiv 2506.22712 (Tiny Shakespeare: barrier 2.02 as "
+    "trained, 0.34 by weight matching, 0.02 by learned matching); permutations: Ainsworth et al., arXiv 2209.04836",
+    setting="Two decoders, trained from other weights on other batches of the same text (characters of Python's "
+    "documentation), as `transformers` has them: GPT-2 (LayerNorm, learned positions, GELU), Llama (RMSNorm, rotary, "
+    "SwiGLU). B is aligned to A by weights: frame and bases of heads by Procrustes, heads and units by assignment, "
+    "by turns until nothing moves. As a control, B is a random member of A's own orbit.",
+    equal="the same pair of models on every way",
+    metric="held_out",
+    not_tested="Matching by activations, learned refinement of the group element, curved ways, wider models (barriers "
+    "are known to fall with width), longer training, and pairs that share their first steps.",
+    arms=(
+        Arm("GPT-2", {"norm": "layer", "positions": "learned", "mlp": "gelu"}),
+        Arm("Llama", {"norm": "rms", "positions": "rotary", "mlp": "swiglu"}),
+    ),
+    full=Budget(600, RATES, (0, 1, 2), options={**SIZE, "walk": 8}),
+    quick=Budget(
+        4,
+        (2e-3,),
+        (0,),
+        options={"width": 16, "layers": 1, "heads": 2, "context": 8, "batch": 4, "held_out": 1, "walk": 1},
+    ),
+    run=run,
+    conclude=conclude,
+    draw=draw,
+)
