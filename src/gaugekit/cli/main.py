@@ -16,6 +16,8 @@ from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
 from gaugekit.cli.probe import probe
 from gaugekit.cli.scramble import scramble
+from gaugekit.cli.study import app as study
+from gaugekit.cli.train import train
 from gaugekit.cli.verify import verify
 
 app = typer.Typer(
@@ -25,8 +27,9 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, probe):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, probe, train):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(study, name="study")
 
 
 def _version(asked: bool) -> None:

@@ -26,7 +26,7 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> LambdaLR:
     """η_max from step W on. ValueError for W < 0."""
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
-    return _scheduler(optimizer, warmup_steps + 1, warmup_steps, 1.0, _unfallen)
+    return _scheduler(optimizer, warmup_steps + 1, warmup_steps, 1.0, _level)
 
 
 def cosine_decay(optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> LambdaLR:
@@ -71,7 +71,7 @@ def _factor(step: int, total: int, warmup: int, final: float, fallen: Callable[[
     return (1 - s) + final * s
 
 
-def _unfallen(r: float) -> float:
+def _level(_: float) -> float:
     return 0.0
 
 

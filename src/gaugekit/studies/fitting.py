@@ -76,7 +76,8 @@ def characters() -> tuple[Tensor, int]:
 def language(budget: Budget) -> Task:
     """The next character of Python's own documentation; the last tenth of it is held out."""
     context, batch = budget.options["context"], budget.options["batch"]
-    tokens, vocab = characters()
+    found, vocab = characters()
+    tokens = found.numpy()
     cut = len(tokens) * 9 // 10
     return Task(
         vocab,
@@ -106,19 +107,21 @@ def fit(
     watch: Callable[[int, nn.Module, Optimizer], None] | None = None,
     cosine: bool = True,
     clip: float = 1.0,
+    warmup: float = 0.05,
 ) -> Fit:
     """Train a model for the budget's steps on the task's batches of this seed.
 
     Args:
         optimizer: a config, or what makes one for the model.
         watch: called with the number of steps taken, before the first and after each.
-        cosine: the rate falls to a tenth after a warm-up of a twentieth of the steps; else it stays.
+        cosine: the rate falls to a tenth after a warm-up; else it stays, from the first step on.
         clip: largest norm of the whole gradient; 0: no limit.
+        warmup: share of the steps, of a cosine.
 
     Raises: TrainingError where a loss or gradient is not finite.
     """
     stepper = make(model, optimizer) if isinstance(optimizer, OptimizerConfig) else optimizer(model)
-    plan = ScheduleConfig("cosine" if cosine else "constant", warmup=budget.steps // 20 if cosine else 0)
+    plan = ScheduleConfig("cosine" if cosine else "constant", warmup=round(budget.steps * warmup) if cosine else 0)
     taken = steps(
         model, stepper, task.batches(seed), 0, budget.steps, scheduler=schedule(stepper, plan, budget.steps), clip=clip
     )

@@ -20,11 +20,11 @@ class Interval:
 
     @property
     def low(self) -> float:
-        return self.mean - self.half
+        return self.mean - self.half if math.isfinite(self.half) else -math.inf
 
     @property
     def high(self) -> float:
-        return self.mean + self.half
+        return self.mean + self.half if math.isfinite(self.half) else math.inf
 
     def excludes(self, value: float) -> bool:
         return not self.low <= value <= self.high
@@ -50,8 +50,8 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
 def paired(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Interval:
     """Of the differences first − second, seed by seed: what the seeds share drops out.
 
-    Infinite, with the sign of the difference, where one side broke off in every run and the other in none; nothing can
-    be said (0 ± inf) where both did in some.
+    Infinite, with the sign of the difference, where one side broke off in a run and the other in none; nothing can be
+    said (0 ± inf) where both did.
     """
     finite = [all(map(math.isfinite, side)) for side in (first, second)]
     if not any(finite):

@@ -81,8 +81,9 @@ class ArmResult:
     runs: tuple[Measured, ...]
 
     def values(self, key: str) -> list[float]:
-        """One number a seed, inf of a run that broke off."""
-        return [math.inf if "failed" in run else float(run[key]) for run in self.runs]
+        """One number a seed, inf of a run that broke off or whose number is not finite."""
+        found = [math.inf if "failed" in run else run[key] for run in self.runs]
+        return [math.inf if value is None or not math.isfinite(value) else float(value) for value in found]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class Study:
     not_tested      what the study cannot say
     arms            see `Arm`
     full, quick     see `Budget`; `quick` takes seconds and says nothing
-    run             one run: (arm, learning rate, seed, budget) → `Measured`; 0.0 for the rate where nothing is trained
+    run             one run: (arm, learning rate, seed, budget) → `Measured`; 0.0 for the rate where nothing is trained.
+                    A function of its module, so that other processes find it; its budget has no grid and no seeds
     conclude        verdict and tables, of the result alone
     draw            the figure, of the result alone
     """

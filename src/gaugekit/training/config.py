@@ -6,11 +6,12 @@ Sizes are in tokens, features, or optimizer steps; see the field comments.
 from __future__ import annotations
 
 import difflib
-import types
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -25,6 +26,7 @@ __all__ = [
     "ScheduleConfig",
     "from_dict",
     "read",
+    "typed",
 ]
 
 T = TypeVar("T")
@@ -74,6 +76,9 @@ class ModelConfig:
         for name in ("vocab", "kv_heads", "hidden"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"model.{name} must be 0 (the default) or more, got {getattr(self, name)}")
+        for name in ("rotary_base", "init_std"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"model.{name} must be a positive number, got {getattr(self, name)}")
         if self.width % self.heads:
             raise ConfigError(f"model.heads={self.heads} does not divide model.width={self.width}")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -87,6 +92,13 @@ class ModelConfig:
             raise ConfigError("model.positions=rotary needs an even width / heads")
         if self.attention == "relational" and self.kv_heads not in (0, self.heads):
             raise ConfigError("model.attention=relational has no key/value heads to share: leave out kv_heads")
+        if self.attention != "relational":
+            for name in ("score", "frame", "values"):
+                if getattr(self, name) != getattr(ModelConfig, name):
+                    raise ConfigError(
+                        f"model.{name}={getattr(self, name)} is of attention=relational, and attention is "
+                        f"{self.attention}: leave it out"
+                    )
         if self.residual == "sphere":
             if self.placement == "post":
                 raise ConfigError("model.residual=sphere normalizes the sum itself: placement=post has no place in it")
@@ -185,12 +197,19 @@ class Config:
         """Raises `ConfigError` for values that do not go together, naming the keys."""
         self.model.check()
         self.run.check()
-        if not self.optimizer.lr > 0:
+        if not 0 < self.optimizer.lr < math.inf:
             raise ConfigError(f"optimizer.lr must be positive, got {self.optimizer.lr}")
+        for name in ("weight_decay", "clip"):
+            if not 0 <= getattr(self.optimizer, name) < math.inf:
+                raise ConfigError(f"optimizer.{name} must be 0 or more, got {getattr(self.optimizer, name)}")
         if not 0 <= self.schedule.warmup < self.run.steps:
             raise ConfigError(
                 f"schedule.warmup must be from 0 to run.steps - 1 = {self.run.steps - 1}, got {self.schedule.warmup}"
             )
+        if not 0 <= self.schedule.final <= 1:
+            raise ConfigError(f"schedule.final is a share between 0 and 1, got {self.schedule.final}")
+        if not self.schedule.rho > 0:
+            raise ConfigError(f"schedule.rho must be above 0, got {self.schedule.rho}")
         if not 0 < self.data.held_out < 1:
             raise ConfigError(f"data.held_out is a share between 0 and 1, got {self.data.held_out}")
 
@@ -208,7 +227,7 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
     document: Any = {}
     if path is not None:
         try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+            document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
         except yaml.YAMLError as error:
@@ -228,12 +247,28 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
             if not isinstance(place, dict):
                 raise ConfigError(f"{word!r}: {section} is no section")
         try:
-            place[key] = yaml.safe_load(value)
+            place[key] = yaml.load(value, _Loader)
         except yaml.YAMLError as error:
             raise ConfigError(f"{word!r}: no value that YAML knows") from error
     config = from_dict(Config, document, where)
     config.check()
     return config
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML, of which a key that comes twice is refused, and 3e-4 is a number, as in its version 1.2."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "config") -> T:
@@ -246,14 +281,17 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "config") -
             close = difflib.get_close_matches(str(key), known, 1)
             hint = f"did you mean {close[0]}?" if close else f"it may be {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {key}: {hint}")
-        made[key] = _value(
-            hints[key], value, f"{where}: {key}" if where.endswith(("yaml", "yml")) else f"{where}.{key}"
-        )
+        made[key] = typed(hints[key], value, f"{where}: {key}" if where.endswith(("yaml", "yml")) else f"{where}.{key}")
     return kind(**made)
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """The value as its field has it. YAML reads 3e-4 as text and 1 as an integer where a float is meant."""
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """The value as its field has it, which may be a number given as text, or a whole one where a float is meant. Raises
+    `ConfigError` that begins with `where`.
+
+    Args:
+        hint: int, float, str, bool, list, dict, a `Literal`, a tuple of these, or a dataclass.
+    """
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: must be a section with keys of its own, got {value!r}")
@@ -264,22 +302,23 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if value not in choices:
             raise ConfigError(f"{where}: must be one of {', '.join(map(str, choices))}, got {value!r}")
         return value
-    if origin in (Union, types.UnionType):
-        return None if value is None else _value(next(c for c in choices if c is not type(None)), value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple) or len(value) != len(choices):
             raise ConfigError(f"{where}: must be a list of {len(choices)} numbers, got {value!r}")
-        return tuple(_value(c, v, where) for c, v in zip(choices, value, strict=True))
+        return tuple(typed(c, v, where) for c, v in zip(choices, value, strict=True))
     if origin is dict:
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: must be a mapping, got {value!r}")
         return value
     if hint is float and not isinstance(value, bool):
         try:
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: must be a number, got {value!r}") from None
+            number = math.nan
+        if math.isnan(number):
+            raise ConfigError(f"{where}: must be a number, got {value!r}")
+        return number
     if type(value) is not hint:
-        name = {int: "a whole number", str: "text", bool: "true or false"}.get(hint, str(hint))
+        name = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list"}[hint]
         raise ConfigError(f"{where}: must be {name}, got {value!r}")
     return value

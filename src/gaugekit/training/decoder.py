@@ -146,7 +146,7 @@ class Decoder(nn.Module):
 def norm_of(config: ModelConfig) -> nn.Module:
     try:
         return norm(config.norm, config.width, **config.norm_options)
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"model.norm_options: {error}") from error
 
 

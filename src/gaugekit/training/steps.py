@@ -19,13 +19,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gaugekit.errors import TrainingError
 
-__all__ = ["IGNORED", "Batches", "Step", "evaluate", "steps"]
+__all__ = ["IGNORED", "Batches", "Step", "evaluate", "loss_sum", "steps"]
 
 IGNORED = -100
 """A target that counts for nothing."""
@@ -72,7 +73,8 @@ def steps(
         clip: the largest norm of the whole gradient; 0: no limit.
         precision: "bfloat16" runs forward under autocast; losses are float32 (or float64 for a float64 model).
 
-    Raises: TrainingError where a loss or the gradient is not finite, before that step is taken.
+    Raises: TrainingError where a loss or the gradient is not finite, or there is no target, before that step is taken;
+        its message counts steps from 1, as logs do.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = next(model.parameters()).device
@@ -85,21 +87,23 @@ def steps(
         if len(tokens) % parts:
             raise TrainingError(f"{len(tokens)} windows do not split into {parts} parts: change run.batch")
         counted = int((targets != IGNORED).sum())
+        if not counted:
+            raise TrainingError(f"step {index + 1} has no target: look at the data")
         own = len(tokens) // parts
         optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=device, dtype=torch.float64)
         for part in range(accumulation):
             rows = slice((part * world + rank) * own, (part * world + rank + 1) * own)
-            loss = _sum(model, tokens[rows].to(device), targets[rows].to(device), precision) / counted
+            loss = loss_sum(model, tokens[rows].to(device), targets[rows].to(device), precision) / counted
             (loss * world).backward()
             total += loss.detach().double()
         if world > 1:
             dist.all_reduce(total)
         if not math.isfinite(value := total.item()):
-            raise TrainingError(f"the loss is {value} at step {index}: lower optimizer.lr, or look at the data")
+            raise TrainingError(f"the loss is {value} at step {index + 1}: lower optimizer.lr, or look at the data")
         size = _norm(torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf))
         if not math.isfinite(size):
-            raise TrainingError(f"the gradient is {size} at step {index}: lower optimizer.lr, or look at the data")
+            raise TrainingError(f"the gradient is {size} at step {index + 1}: lower optimizer.lr, or look at the data")
         rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
         if scheduler is not None:
@@ -115,15 +119,18 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], precisi
     model.eval()
     total, counted = 0.0, 0
     for tokens, targets in batches:
-        total += float(_sum(model, tokens.to(device), targets.to(device), precision).double())
+        total += float(loss_sum(model, tokens.to(device), targets.to(device), precision).double())
         counted += int((targets != IGNORED).sum())
     model.train(training)
+    if isinstance(model, FSDPModule):
+        model.reshard()  # without a backward pass it would keep whole parameters, which are others than the optimizer's
     if not counted:
         raise TrainingError("nothing to evaluate: there is no target")
     return total / counted
 
 
-def _sum(model: nn.Module, tokens: Tensor, targets: Tensor, precision: str) -> Tensor:
+def loss_sum(model: nn.Module, tokens: Tensor, targets: Tensor, precision: str) -> Tensor:
+    """The losses of all targets but `IGNORED` ones, added up, in nats; tokens and targets (b, n)."""
     half = precision == "bfloat16"
     context: Any = torch.autocast(tokens.device.type, torch.bfloat16) if half else nullcontext()
     with context:

@@ -1,0 +1,330 @@
+"""Optimizers from starts that are one function: does the path depend on the coordinates, and who gets furthest?
+
+Rule, fixed before the first run. Two claims, and one verdict of both: confirmed if both hold, not confirmed if one
+fails, else inconclusive.
+
+(a) The losses of all steps are compared with those from the start as drawn. It holds if both quotient optimizers stay
+    within `SAME` of them from every other start and in every seed, and AdamW parts by more than `APART` from every other
+    start in every seed. It fails if a quotient optimizer parts by more than `APART` anywhere, or AdamW nowhere.
+(b) Held-out loss from the start as drawn, AdamW's less QuotientAdam's, seed by seed. It holds if the 95 % interval lies
+    above `GAIN`, and fails if it lies below. Broken off counts as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gaugekit.errors import TrainingError
+from gaugekit.studies.figures import COLOURS, panels
+from gaugekit.studies.stats import Interval, interval, paired
+from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from gaugekit.optim.horizontal import Tangent
+    from gaugekit.optim.pairs import Pair
+    from gaugekit.studies.fitting import Task
+
+SAME = 1e-6
+"""Nats: float64's rounding, carried along some hundred steps."""
+
+APART = 1e-2
+"""Nats, of the largest difference between two losses of one step."""
+
+GAIN = 1e-2
+"""Nats of held-out loss: less is not worth an optimizer."""
+
+CONDITION, FACTOR = 10.0, 10.0
+DRAWN, UNBALANCED = "as drawn", "unbalanced"
+GAUGES = ("gauge 1", "gauge 2")
+MOVED = (*GAUGES, UNBALANCED)
+
+ADAM, QUOTIENT_ADAM, QUOTIENT_SGD = "AdamW", "QuotientAdam", "QuotientSGD, momentum"
+QUOTIENT = (QUOTIENT_ADAM, QUOTIENT_SGD)
+
+ARMS = (
+    Arm(ADAM, {"optimizer": "adamw", "base": 2e-3}),
+    Arm("AdamW, balanced first", {"optimizer": "adamw", "base": 2e-3, "balanced": True}),
+    Arm("Horizontal(AdamW)", {"optimizer": "horizontal_adamw", "base": 2e-3}),
+    Arm(QUOTIENT_ADAM, {"optimizer": "quotient_adam", "base": 2e-3}),
+    Arm("Muon", {"optimizer": "muon", "base": 1.6e-2, "momentum": 0.95}),
+    Arm("Horizontal(Muon)", {"optimizer": "horizontal_muon", "base": 1.6e-2, "momentum": 0.95}),
+    Arm("SGD, momentum", {"optimizer": "sgd", "base": 3e-2, "momentum": 0.9}),
+    Arm(QUOTIENT_SGD, {"optimizer": "quotient_sgd", "base": 3e-2, "momentum": 0.9}),
+)
+
+
+def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
+    """The path from the start as drawn and, but for the tuning seed, from the others: held-out loss, the curve, and
+    the largest difference of losses to the first path. A start other than the first that breaks off has "failed"."""
+    from gaugekit.studies.fitting import language
+
+    task = language(budget)
+    first = path(arm, rate, seed, budget, task, DRAWN)
+    losses = first.pop("losses")
+    starts: dict[str, Measured] = {DRAWN: first}
+    for start in () if seed == budget.tuning else MOVED:
+        try:
+            measured = path(arm, rate, seed, budget, task, start)
+        except TrainingError as error:
+            starts[start] = {"failed": str(error)}
+            continue
+        measured["apart"] = max(abs(a - b) for a, b in zip(measured.pop("losses"), losses, strict=True))
+        starts[start] = measured
+    return {"held_out": first["held_out"], "seconds": first["seconds"], "starts": starts}
+
+
+def path(arm: Arm, rate: float, seed: int, budget: Budget, task: Task, start: str) -> Measured:
+    """One training run, in float64, with all its losses. `charges`: [steps, largest drift over heads], see `drift`."""
+    import torch
+
+    from gaugekit.models.pairs import pairs
+    from gaugekit.optim.pairs import balance_
+    from gaugekit.studies.fitting import fit, made, sized
+    from gaugekit.training.config import OptimizerConfig
+    from gaugekit.training.optimizers import make
+
+    settings = dict(arm.settings)
+    rate *= settings.pop("base")
+    balanced = settings.pop("balanced", False)
+    config = OptimizerConfig(settings.pop("optimizer"), lr=rate, **settings)
+    model = made(sized(budget, task.vocab), seed, torch.float64)
+    found = pairs(model)
+    move(found, start, seed)
+    charges: list[tuple[int, float]] = []
+    origin: list[list[Tangent]] = []
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        if balanced:
+            balance_(found)
+        return make(model, config)
+
+    def watch(step: int, *_: object) -> None:
+        if step == 0:
+            origin.extend(pair.factors() for pair in found)
+        if step % max(1, budget.steps // 20) == 0:
+            charges.append((step, float(f"{moved(origin, found):.4g}")))
+
+    # The norm of the whole gradient depends on the coordinates: clipping would, too.
+    fitted = fit(model, optimizer, task, budget, seed, watch, clip=0.0)
+    measured = fitted.measured()
+    kept = {key: measured[key] for key in ("held_out", "training", "seconds", "curve")}
+    return {**kept, "charges": charges, "losses": fitted.losses}
+
+
+def move(found: list[Pair], start: str, seed: int) -> None:
+    """To a start, in place: random gauges of condition `CONDITION`, or A → FACTOR · A, B → B / FACTOR."""
+    import torch
+
+    from gaugekit.optim.pairs import scramble_
+
+    if start in GAUGES:
+        generator = torch.Generator().manual_seed(10 * seed + GAUGES.index(start))
+        scramble_(found, generator, CONDITION)
+    elif start == UNBALANCED:
+        for pair in found:
+            eyes = [torch.eye(a.shape[1], dtype=a.dtype).expand(len(a), -1, -1) for a, _ in pair.factors()]
+            pair.move_([FACTOR * eye for eye in eyes])
+
+
+def moved(origin: list[list[Tangent]], found: list[Pair]) -> float:
+    from gaugekit.optim.horizontal import drift
+
+    return max(
+        float(drift(before, after).max())
+        for then, pair in zip(origin, found, strict=True)
+        for before, after in zip(then, pair.factors(), strict=True)
+    )
+
+
+def of(arm: ArmResult, start: str, key: str) -> list[float]:
+    """A number a seed; inf where that start, or the whole run, broke off."""
+    runs = [run.get("starts", {}).get(start, {"failed": ""}) for run in arm.runs]
+    return [math.inf if "failed" in run else float(run[key]) for run in runs]
+
+
+def apart(arm: ArmResult, starts: tuple[str, ...] = MOVED) -> list[float]:
+    """The largest distance from the path as drawn, over starts and steps: one number a seed."""
+    return [max(each) for each in zip(*(of(arm, start, "apart") for start in starts), strict=True)]
+
+
+def spread(arm: ArmResult, starts: tuple[str, ...]) -> list[float]:
+    """Held-out losses at the end, the largest less the least of these starts: one number a seed."""
+    ends = zip(*(of(arm, start, "held_out") for start in starts), strict=True)
+    return [max(each) - min(each) if math.isfinite(max(each)) else math.inf for each in ends]
+
+
+def independent(result: Result) -> Verdict:
+    """Claim (a)."""
+    quotient = [max(apart(result[name])) for name in QUOTIENT]
+    nearest = min(min(of(result[ADAM], start, "apart")) for start in MOVED)
+    farthest = max(apart(result[ADAM]))
+    if max(quotient) > APART or farthest <= APART:
+        return "not confirmed"
+    return "confirmed" if max(quotient) <= SAME and nearest > APART else "inconclusive"
+
+
+def gain(result: Result, better: str = QUOTIENT_ADAM, than: str = ADAM) -> Interval:
+    return paired(of(result[than], DRAWN, "held_out"), of(result[better], DRAWN, "held_out"))
+
+
+def lower(difference: Interval) -> Verdict:
+    """Claim (b)."""
+    if difference.low > GAIN:
+        return "confirmed"
+    return "not confirmed" if difference.high < GAIN else "inconclusive"
+
+
+def conclude(result: Result) -> Conclusion:
+    paths, difference = independent(result), gain(result)
+    parts = paths, lower(difference)
+    verdict: Verdict = "inconclusive"
+    if "not confirmed" in parts:
+        verdict = "not confirmed"
+    elif parts == ("confirmed", "confirmed"):
+        verdict = "confirmed"
+    quotient = max(max(apart(result[name])) for name in QUOTIENT)
+    line = (
+        f"(a) {paths}: from other starts the quotient optimizers part by at most {small(quotient)} nats, AdamW by "
+        f"{small(min(apart(result[ADAM])))} to {small(max(apart(result[ADAM])))}; (b) {parts[1]}: from the start as drawn "
+        f"QuotientAdam ends {difference.text()} nats below AdamW"
+    )
+    return Conclusion(verdict, line, (claims(result, paths), losses_table(result), paths_table(result)))
+
+
+def claims(result: Result, paths: Verdict) -> Table:
+    rows = [("(a) the path of a quotient optimizer does not depend on the gauge, AdamW's does", paths)]
+    for better, than in ((QUOTIENT_ADAM, ADAM), (QUOTIENT_SGD, "SGD, momentum")):
+        found = gain(result, better, than)
+        rows.append((f"(b) {better} ends below {than}, by {found.text()} nats", lower(found)))
+    return Table("The claims; the verdict is that of the first two", ("claim", "holds"), tuple(rows))
+
+
+def losses_table(result: Result) -> Table:
+    rows = []
+    for arm in result.arms:
+        base = arm.arm.settings["base"]
+        rate = f"{base:g} × {arm.rate:g}{' (edge of the grid)' if arm.at_edge else ''}"
+        ends = (interval(of(arm, start, "held_out")).text() for start in (DRAWN, *MOVED))
+        rows.append((arm.arm.name, rate, *ends, interval([run.get("seconds", math.inf) for run in arm.runs]).text(1)))
+    names = (DRAWN, *(f"{gauge}, condition {CONDITION:g}" for gauge in GAUGES), f"A × {FACTOR:g}, B / {FACTOR:g}")
+    columns = ("optimizer", "learning rate", *names, "seconds")
+    return Table("Held-out loss at the end, nats a character, by start; seconds of one path", columns, tuple(rows))
+
+
+def paths_table(result: Result) -> Table:
+    rows = []
+    for arm in result.arms:
+        whole = [run for run in arm.runs if "failed" not in run]
+        charges = max((run["starts"][DRAWN]["charges"][-1][1] for run in whole), default=math.inf)
+        ends = spread(arm, (DRAWN, *GAUGES)), spread(arm, (DRAWN, UNBALANCED))
+        numbers = (max(apart(arm, GAUGES)), max(apart(arm, (UNBALANCED,))), *map(max, ends), charges)
+        rows.append((arm.arm.name, *map(small, numbers)))
+    columns = (
+        "optimizer",
+        "apart, gauges",
+        "apart, unbalanced",
+        "spread, gauges",
+        "spread, unbalanced",
+        "drift of A Aᵀ − B Bᵀ",
+    )
+    title = (
+        "Largest over seeds: difference of losses to the path as drawn, over all steps, and of held-out losses at the "
+        "end, nats; drift over |A Aᵀ + B Bᵀ|, as drawn"
+    )
+    return Table(title, columns, tuple(rows))
+
+
+def small(value: float) -> str:
+    return "broke off" if not math.isfinite(value) else f"{value:.1e}" if value < 1e-2 else f"{value:.2f}"
+
+
+def draw(result: Result) -> Figure:
+    figure, axes = panels(3, 2, width=3.6, height=3.0)
+    ends, distance, drifting = axes[0]
+    names = [arm.arm.name for arm in result.arms]
+    looks = dict(zip((DRAWN, *MOVED), (("o", COLOURS[0]), ("^", COLOURS[4]), ("v", COLOURS[4]), ("x", COLOURS[1]))))
+    for row, arm in enumerate(result.arms):
+        for start, (marker, colour) in looks.items():
+            label = start if row == 0 else None
+            seen = [value for value in of(arm, start, "held_out") if math.isfinite(value)]
+            if seen:
+                ends.plot(sum(seen) / len(seen), row, marker, color=colour, markersize=5, label=label)
+            if start != DRAWN:
+                dots = [max(value, 1e-17) for value in of(arm, start, "apart") if math.isfinite(value)]
+                distance.plot(dots, [row] * len(dots), marker, color=colour, markersize=4, alpha=0.7)
+        curves = [run["starts"][DRAWN]["charges"] for run in arm.runs if "failed" not in run]
+        if curves:
+            points = [(at[0][0], sum(y for _, y in at) / len(at)) for at in zip(*curves, strict=True)]
+            points = [point for point in points if point[1] > 0]
+            drifting.plot(*zip(*points, strict=True), color=COLOURS[row % 8], linewidth=1.2, label=arm.arm.name)
+    for axis, title in ((ends, "held-out loss at the end, nats"), (distance, "largest distance to the path as drawn")):
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.5, -0.5)
+        axis.set_title(title, fontsize=8)
+        axis.grid(axis="y", linewidth=0.3)
+    ends.legend(fontsize=6)
+    distance.set_xscale("log")
+    distance.axvline(SAME, color="black", linestyle=":", linewidth=0.8)
+    distance.axvline(APART, color="black", linestyle="--", linewidth=0.8)
+    drifting.set_yscale("log")
+    drifting.set_title("drift of A Aᵀ − B Bᵀ, as drawn", fontsize=8)
+    drifting.legend(fontsize=6)
+    for axis, name in zip(axes[1], (ADAM, QUOTIENT_ADAM, "Muon"), strict=True):
+        curves_of(axis, result[name], {start: colour for start, (_, colour) in looks.items()})
+    return figure
+
+
+def curves_of(axis: Axes, arm: ArmResult, colours: dict[str, str]) -> None:
+    """Of the first seed that went through, all starts."""
+    whole = next((run for run in arm.runs if "failed" not in run), {"starts": {}})
+    for start, style in zip(colours, ("-", "--", ":", "-."), strict=True):
+        curve: Any = whole["starts"].get(start, {}).get("curve")
+        if curve:
+            axis.plot(*zip(*curve, strict=True), style, color=colours[start], linewidth=1.2, label=start)
+    axis.set_title(f"{arm.arm.name}: loss of steps, nats, one seed", fontsize=8)
+    axis.set_xlabel("step", fontsize=7)
+    axis.legend(fontsize=6)
+
+
+STUDY = Study(
+    name="paths",
+    title="Paths from equivalent starts",
+    question="Optimizers of the products of attention take a path that does not depend on the gauge, as AdamW's does, and "
+    "reach a lower loss in as many steps.",
+    source="After François and Ravera, arXiv 2602.18948, and Hide & Seek, arXiv 2505.05409, who propose to train in the "
+    "quotient; Knight, arXiv 2606.02328, reports that such optimizers do not conclusively outperform AdamW.",
+    setting="A decoder of 2 layers, width 64, 4 heads, learned positions (so that all of GL(16) acts on queries and keys, "
+    "and on values and outputs), LayerNorm, GELU, no biases, float64; characters of Python's documentation, 300 steps of "
+    "12 windows of 48, cosine after a warm-up of a twentieth, no weight decay, no clipping. Each seed starts as it is "
+    "drawn, twice in a random gauge of condition 10, and once with A ten times as large and B a tenth, all at one rate, "
+    "which is tuned at the start as drawn. The grid is the same multiples, for all, of a base rate that belongs to the "
+    "optimizer: 0.002 for Adam's kind, 0.016 for Muon's, 0.03 for SGD's.",
+    equal="Parameters, steps and batches are equal. Seconds are not: see the table.",
+    metric="held_out",
+    not_tested="Rotary positions, where a smaller group acts and balancing first does not help; float32, where paths of "
+    "QuotientAdam agree to some 1e-6; gradient clipping, which sees the gauge; weight decay; larger models, longer runs, "
+    "worse gauges; scales of hidden units.",
+    arms=ARMS,
+    full=Budget(
+        steps=300,
+        rates=(0.25, 0.5, 1.0, 2.0, 4.0),
+        seeds=(0, 1, 2, 3, 4),
+        options={"width": 64, "layers": 2, "heads": 4, "context": 48, "batch": 12},
+    ),
+    quick=Budget(
+        steps=6,
+        rates=(0.5, 1.0),
+        seeds=(0,),
+        options={"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 2, "held_out": 2},
+    ),
+    run=run,
+    conclude=conclude,
+    draw=draw,
+)
