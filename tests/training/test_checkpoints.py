@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from gaugekit.errors import TrainingError
 from gaugekit.training import checkpoints
@@ -188,17 +189,23 @@ def test_other_runs(saved: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("when", ["weights", "manifest", "rename"])
+@pytest.mark.parametrize("when", ["weights", "deep", "manifest", "rename"])
 def test_a_full_disk_leaves_the_older_ones(saved: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = {"weights": (checkpoints, "save_parts"), "manifest": (json, "dump"), "rename": (Path, "rename")}[when]
+    target = {
+        "weights": (checkpoints, "save_parts"),
+        "deep": (FileSystemWriter, "write_data"),
+        "manifest": (json, "dump"),
+        "rename": (Path, "rename"),
+    }[when]
     made = state()
     go(made, 0, 5)
-    with monkeypatch.context() as patch, pytest.raises(TrainingError) as error:
+    with monkeypatch.context() as patch:
         patch.setattr(*target, full)
-        checkpoints.save(saved.parent, 5, made, keep=1)
+        with pytest.raises(TrainingError) as error:
+            checkpoints.save(saved.parent, 5, made, keep=1)
     assert str(error.value) == f"{saved.with_name('step-00000005')}: cannot be written (No space left on device)"
     assert checkpoints.newest(saved.parent) == saved
     assert checkpoints.load(saved, state(seed=1)) == 4

@@ -1,7 +1,8 @@
-"""A run from config to exported model: what lies in its folder, and that it goes on after any end as if there was none."""
+"""A run from config to exported model: what lies in its folder, and that after any end it goes on as if it had none."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -23,7 +24,7 @@ import transformers
 from two import environment_of_members
 
 import gaugekit.training.steps
-from gaugekit.errors import ConfigError, DataError, GaugekitError, TrainingError
+from gaugekit.errors import CheckpointError, ConfigError, DataError, GaugekitError, TrainingError
 from gaugekit.training.config import Config, read
 from gaugekit.training.data import evaluation, prepare
 from gaugekit.training.steps import Step
@@ -59,6 +60,11 @@ def weights(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
 
 
+def kept(out: Path) -> list[int]:
+    """Steps of the checkpoints."""
+    return sorted(int(p.name.removeprefix("step-")) for p in (out / "checkpoints").iterdir())
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
@@ -90,7 +96,7 @@ def test_what_a_run_leaves(text: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in out.iterdir()) == [
         *("checkpoints", "config.json", "data", "log.jsonl", "model", "report.json")
     ]
-    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000021", "step-00000028", "step-00000030"]
+    assert kept(out) == [21, 28, 30]
     assert json.loads((out / "config.json").read_text())["model"]["vocab"] == 256
     assert json.loads((out / "report.json").read_text()) == report.to_dict()
 
@@ -164,6 +170,14 @@ def test_compiled(text: Path, tmp_path: Path) -> None:
     assert compiled.loss == pytest.approx(plain.loss, abs=1e-4)
     assert compiled.architecture == plain.architecture
     assert files(tmp_path / "compiled" / "model").keys() == files(tmp_path / "plain" / "model").keys()
+
+
+def test_no_compiler(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"run.compile=true needs a C\+\+ compiler"):
+        train(tiny(text, "run.compile=true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # --- the end of a process -------------------------------------------------------------------------------------
@@ -255,9 +269,10 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_stopped_before_the_export(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(text, "run.steps=9")
     unbroken = train(config, tmp_path / "unbroken")
-    with monkeypatch.context() as patch, pytest.raises(Stop):
+    with monkeypatch.context() as patch:
         patch.setattr("gaugekit.training.train.export", stopping)
-        train(config, tmp_path / "run")
+        with pytest.raises(Stop):
+            train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()
     report = train(config, tmp_path / "run", watch=lambda step: pytest.fail("all steps had been taken"))
     assert (report.resumed, report.loss, report.held_out) == (9, unbroken.loss, unbroken.held_out)
@@ -298,10 +313,13 @@ def test_keys_that_may_change(text: Path, tmp_path: Path) -> None:
     train(tiny(text), tmp_path / "unbroken")
     stopped(tiny(text), tmp_path / "run", 8)
     train(tiny(text, "run.save_every=0", "run.keep=1", "run.accumulation=2", "run.project=other"), tmp_path / "run")
-    gaps = [abs(a["loss"] - b["loss"]) for a, b in zip(log(tmp_path / "run"), log(tmp_path / "unbroken"), strict=True)
-            if "loss" in a]
+    gaps = [
+        abs(a["loss"] - b["loss"])
+        for a, b in zip(log(tmp_path / "run"), log(tmp_path / "unbroken"), strict=True)
+        if "loss" in a
+    ]
     assert gaps[:7] == [0.0] * 7 and max(gaps) < 1e-5
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000030"]
+    assert kept(tmp_path / "run") == [30]
 
 
 def test_without_a_checkpoint_any_config_may_follow(text: Path, tmp_path: Path) -> None:
@@ -317,7 +335,7 @@ def test_more_steps_at_a_constant_rate(text: Path, tmp_path: Path) -> None:
     report = train(tiny(text, *words, "run.steps=20"), tmp_path / "run")
     assert (report.resumed, report.steps, report.loss) == (8, 20, long.loss)
     assert weights(tmp_path / "run") == weights(tmp_path / "long")
-    with pytest.raises(ConfigError, match="run.steps=8"):
+    with pytest.raises(ConfigError, match=r"run.steps=8"):
         train(tiny(text, *words, "run.steps=8"), tmp_path / "run")
 
 
@@ -350,10 +368,8 @@ def test_a_loss_that_is_not_finite(text: Path, tmp_path: Path, monkeypatch: pyte
         last = "the last good checkpoint is .*step-00000014"
         with pytest.raises(TrainingError, match=f"^the loss is nan at step 16: lower optimizer.lr.*; {last}$"):
             train(tiny(text), tmp_path / "run")
-        assert [p.name for p in sorted((tmp_path / "run" / "checkpoints").iterdir())] == [
-            *("step-00000007", "step-00000014")
-        ]
-        with pytest.raises(TrainingError, match="the loss is nan at step 1: .*; there is no checkpoint yet$"):
+        assert kept(tmp_path / "run") == [7, 14]
+        with pytest.raises(TrainingError, match=r"the loss is nan at step 1: .*; there is no checkpoint yet$"):
             train(tiny(text, "run.save_every=0"), tmp_path / "none")
     train(tiny(text), tmp_path / "run")  # and it is good
     train(tiny(text), tmp_path / "unbroken")
@@ -363,11 +379,11 @@ def test_a_loss_that_is_not_finite(text: Path, tmp_path: Path, monkeypatch: pyte
 def test_weights_and_held_out_losses_that_are_not_finite(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TrainingError, match="the norm of the weights is inf after step 1: .*no checkpoint yet"):
+    with pytest.raises(TrainingError, match=r"the norm of the weights is inf after step 1: .*no checkpoint yet"):
         train(tiny(text, "optimizer.lr=1e30", "run.save_every=1"), tmp_path / "weights")
     assert not (tmp_path / "weights" / "checkpoints").exists()
     poison(monkeypatch, 1, training=False)
-    with pytest.raises(TrainingError, match="the held-out loss is nan after step 10: .*step-00000007"):
+    with pytest.raises(TrainingError, match=r"the held-out loss is nan after step 10: .*step-00000007"):
         train(tiny(text), tmp_path / "held out")
 
 
@@ -402,9 +418,9 @@ def test_nothing_is_left_of_what_cannot_start(
     if there:
         (tmp_path / "runs").mkdir()
     before = sorted(tmp_path.rglob("*"))
+    config = tiny(text, "model.context=64", *(re.sub("<(.*)>", rf"{tmp_path}/\1", word) for word in words))
     with pytest.raises(error, match=said):
-        words = [re.sub("<(.*)>", rf"{tmp_path}/\1", word) for word in words]
-        train(tiny(text, "model.context=64", *words), tmp_path / "runs" / "a")
+        train(config, tmp_path / "runs" / "a")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -419,15 +435,15 @@ def test_a_batch_that_does_not_split(text: Path, tmp_path: Path, monkeypatch: py
 def test_a_folder_of_other_things(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(TrainingError, match="run: holds notes.txt and is no run"):
+    with pytest.raises(TrainingError, match=r"run: holds notes.txt and is no run"):
         train(tiny(text), tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"architectures": []}')
-    with pytest.raises(ConfigError, match="config.json: unknown key architectures"):
+    with pytest.raises(ConfigError, match=r"config.json: unknown key architectures"):
         train(tiny(text), tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text("{")
-    with pytest.raises(TrainingError, match="config.json: cannot be read"):
+    with pytest.raises(TrainingError, match=r"config.json: cannot be read"):
         train(tiny(text), tmp_path / "run")
-    with pytest.raises(TrainingError, match="notes.txt: is no directory"):
+    with pytest.raises(TrainingError, match=r"notes.txt: is no directory"):
         train(tiny(text), tmp_path / "run" / "notes.txt")
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
@@ -436,7 +452,7 @@ def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path) -> None:
     stopped(tiny(text), tmp_path / "run", 15)
     last = tmp_path / "run" / "checkpoints" / "step-00000014"
     (last / "manifest.json").unlink()
-    with pytest.raises(TrainingError, match="step-00000014: is damaged .* delete it to go on from the one before"):
+    with pytest.raises(TrainingError, match=r"step-00000014: is damaged .* delete it to go on from the one before"):
         train(tiny(text), tmp_path / "run")
     shutil.rmtree(last)
     assert train(tiny(text), tmp_path / "run").resumed == 7
@@ -457,20 +473,44 @@ def test_two_at_a_time_are_refused(text: Path, tmp_path: Path) -> None:
     assert log(tmp_path / "run") == log(tmp_path / "unbroken")
 
 
+def test_a_full_disk(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.runs.os.fsync", full)
+        with pytest.raises(CheckpointError, match=r"config.json: the disk is full"):
+            train(tiny(text), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.runs.json.dumps", full)
+        with pytest.raises(CheckpointError, match=r"log.jsonl: the disk is full"):
+            train(tiny(text), tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be"):
+        train(tiny(text), tmp_path / "file" / "run")
+
+
 # --- trackers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_trackers_get_every_record(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_trackers_get_every_record(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     told: list[Any] = []
     package = types.ModuleType(name)
     package.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
     package.init = lambda **given: told.append(given)  # type: ignore[attr-defined]
     package.log = lambda values, step: told.append({"step": step, **values})  # type: ignore[attr-defined]
-    package.finish = lambda: told.append("finished")  # type: ignore[attr-defined]
+    package.finish = lambda: print("a dashboard") or told.append("finished")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, package)
     train(tiny(text, "run.steps=10", f"run.tracker={name}", "run.project=p"), tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert told[0] | {"config": {}} == {"project": "p", "name": "run", "config": {}}
     assert told[0]["config"]["model"]["width"] == 16
     assert told[1:] == [*records, "finished"]
+    assert capsys.readouterr() == ("", "a dashboard\n")  # stdout is for results
+
+    package.init = lambda **_: next(iter(()))  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match=f"^run.tracker={name}: ; there is no checkpoint yet$"):
+        train(tiny(text, f"run.tracker={name}"), tmp_path / "other")

@@ -1,7 +1,7 @@
 """What test_distributed.py runs under torchrun.
 
-    torchrun --nproc-per-node=2 train_worker.py runs FOLDER      every run that FOLDER/runs.json asks for: {name: words}
-    torchrun --nproc-per-node=2 train_worker.py alone            process 1 fails, and process 0 does not
+torchrun --nproc-per-node=2 train_worker.py runs FOLDER      every run that FOLDER/runs.json asks for: {name: words}
+torchrun --nproc-per-node=2 train_worker.py alone            process 1 fails, and process 0 does not
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class DataConfig:
     tokenizer: Literal["byte", "bpe"] = "byte"
     vocab: int = 1024  # of bpe, which is trained on the text
     column: str = "text"  # of a data set
-    held_out: float = 0.1  # share of the tokens, at the end, for evaluation
+    held_out: float = 0.1  # share of the text, at its end, for evaluation
     cache: str = ""  # folder of token files; "": beside the run
 
 

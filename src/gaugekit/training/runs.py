@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from gaugekit.checkpoint.staging import reported
 from gaugekit.errors import ConfigError, TrainingError
 from gaugekit.training import checkpoints
 from gaugekit.training.config import Config, from_dict
@@ -75,7 +76,8 @@ class Run:
         if document is None:
             if self.path.exists() and not self.path.is_dir():
                 raise TrainingError(f"{self.path}: is no directory; choose another one")
-            found = sorted(p.name for p in self.path.iterdir() if p != self.data) if self.path.exists() else []
+            with reported(self.path, "read"):
+                found = sorted(p.name for p in self.path.iterdir() if p != self.data) if self.path.exists() else []
             other = [name for name in found if not name.startswith(".")]  # data that are being made are hidden
             if other:
                 raise TrainingError(f"{self.path}: holds {other[0]} and is no run; choose an empty or a new folder")
@@ -120,10 +122,11 @@ class Log:
         path: of the file, which is made if it is not there.
         step: records of later steps are taken away: they are of a part of the run that is run again.
 
-    Raises: TrainingError if another process holds it.
+    Raises: TrainingError if another process holds it; CheckpointError, from the methods, if it cannot be written.
     """
 
     def __init__(self, path: Path, step: int) -> None:
+        self.path = path
         self.file: IO[bytes] = path.open("a+b")
         try:
             _lock(self.file, path)
@@ -135,12 +138,14 @@ class Log:
             raise
 
     def write(self, record: dict[str, Any]) -> None:
-        self.file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self.file.flush()
+        with reported(self.path):
+            self.file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self.file.flush()
 
     def sync(self) -> None:
         """What was written survives a power cut."""
-        os.fsync(self.file.fileno())
+        with reported(self.path):
+            os.fsync(self.file.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -150,14 +155,15 @@ class Log:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """JSON, whole or not at all."""
+    """JSON, whole or not at all. Raises `CheckpointError` if it cannot be written."""
     beside = path.with_name(f".{path.name}")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with reported(path):
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

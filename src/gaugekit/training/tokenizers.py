@@ -20,7 +20,8 @@ __all__ = ["Tokenizer", "byte_tokenizer", "open_tokenizer", "train_bpe"]
 
 GROUP = 16  # pieces that the library may encode side by side
 
-# What `transformers.AutoTokenizer` has to know besides tokenizer.json. The name is understood by releases 4 and 5.
+# What `transformers.AutoTokenizer` has to know besides tokenizer.json, in releases 4 and 5. The older one would
+# otherwise take away spaces before punctuation.
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
@@ -61,7 +62,7 @@ class Tokenizer:
 def byte_tokenizer() -> Tokenizer:
     """256 tokens, whose ids are byte values: BPE without a merge."""
     vocab = {symbol: value for value, symbol in enumerate(_symbols())}
-    return Tokenizer(_bytes_of(tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[])), words=False), bytewise=True)
+    return Tokenizer(_on_bytes(tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))), bytewise=True)
 
 
 def train_bpe(pieces: Iterable[str], vocab: int) -> Tokenizer:
@@ -69,7 +70,7 @@ def train_bpe(pieces: Iterable[str], vocab: int) -> Tokenizer:
 
     It has fewer where pairs run out: one that is seen only once is not worth a token.
     """
-    model = _bytes_of(tokenizers.Tokenizer(models.BPE()), words=True)
+    model = _on_bytes(tokenizers.Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(vocab_size=vocab, min_frequency=2, initial_alphabet=_symbols(), show_progress=False)
     model.train_from_iterator(pieces, trainer)
     return Tokenizer(model)
@@ -80,10 +81,8 @@ def open_tokenizer(folder: Path, bytewise: bool) -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), bytewise)
 
 
-def _bytes_of(model: tokenizers.Tokenizer, words: bool) -> tokenizers.Tokenizer:
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
-        add_prefix_space=False, use_regex=words
-    )
+def _on_bytes(model: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     model.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return model
 

@@ -1,13 +1,15 @@
 """A training run from its config to an exported model, which goes on where it was when it is called again.
 
 After step k, in this order: its record in the log, the held-out loss, a checkpoint. So a checkpoint of k steps has all
-records up to k before it, and a run that goes on from it cuts off the later ones and writes them again: weights and log
-are, bit for bit, those of the unbroken run on one process, but for times.
+records up to k before it, and a run that goes on from it cuts off the later ones and writes them again. Weights and log
+are then those of the unbroken run, but for times: bit for bit on the same number of processes, as far as the device's
+kernels do the same twice (those of the CPU do), and else to rounding.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from gaugekit.checkpoint.staging import reported
 from gaugekit.errors import ConfigError, TrainingError
 from gaugekit.training import checkpoints, distributed, optimizers, trackers
 from gaugekit.training.config import Config
@@ -65,7 +68,7 @@ def train(
     watch: Watch = lambda step: None,  # noqa: ARG005
 ) -> TrainReport:
     """Train as `config` says, in the folder `out` (see `gaugekit.training.runs`), from its newest checkpoint if it has
-    one. Under `torch.distributed` all processes call it, and share the model.
+    one. Under `torch.distributed` all processes call it, with a folder that all of them see, and share the model.
 
     Args:
         track: shows how far the data are.
@@ -78,6 +81,7 @@ def train(
         DataError: as `gaugekit.training.data.prepare`; a text shorter than the context.
         TrainingError: a loss, gradient or weight that is not finite, with the last good checkpoint; a checkpoint that
             is damaged or cannot be written; another process that trains in the folder.
+        CheckpointError: a folder that cannot be written.
     """
     config.check()
     trackers.check(config)
@@ -144,6 +148,7 @@ def _start(config: Config, data: TokenData, device: torch.device) -> tuple[check
     model = Decoder(config.model).to(device, _dtype(config))  # drawn on the CPU, so the same on every device
     parameters = sum(p.numel() for p in model.parameters())
     if config.run.compile:
+        _check_compiler(device)
         # Hooks of `fully_shard` stand between blocks.
         for part in model.blocks if distributed.world() > 1 else [model]:
             part.compile()
@@ -154,13 +159,22 @@ def _start(config: Config, data: TokenData, device: torch.device) -> tuple[check
     return checkpoints.State(model, optimizer, scheduler, data.fingerprint), parameters
 
 
+def _check_compiler(device: torch.device) -> None:
+    names = ("g++", "clang++", "cl")
+    if device.type == "cpu" and not os.environ.get("CXX") and not any(map(shutil.which, names)):
+        raise ConfigError(
+            "run.compile=true needs a C++ compiler, and there is no g++ or clang++: install one, or leave it out"
+        )
+
+
 def _resume(config: Config, run: Run, state: checkpoints.State, stack: ExitStack) -> tuple[Log | None, int]:
     """The log, in process 0, and how many steps have been taken."""
 
     def opened() -> Log:
-        run.path.mkdir(parents=True, exist_ok=True)
         newest = checkpoints.newest(run.checkpoints)
-        log = stack.enter_context(Log(run.log, checkpoints.steps_of(newest) if newest else 0))
+        with reported(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+            log = stack.enter_context(Log(run.log, checkpoints.steps_of(newest) if newest else 0))
         # What processes that were killed have left half-written.
         checkpoints.clean(run.checkpoints)
         for partial in run.path.glob(f".{run.model.name}.*"):
