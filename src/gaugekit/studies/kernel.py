@@ -1,16 +1,16 @@
 """Is the null direction of a LayerNorm's outputs read off its weight, through all of training, and do others open?
 
-n of a LayerNorm sums to zero, so y = γ ⊙ n + β does not vary along v = γ⁻¹/|γ⁻¹|. That is algebra; what can fail is that
-the eigenvector measured in float32 outputs is v, that it is the only one, and that an RMSNorm has none. At the start
-γ = 1 and v is the uniform direction, so the rival prediction is that one, for good: only where training has turned v
-away from it is anything tested.
+n of a LayerNorm sums to zero, so y = γ ⊙ n + β does not vary along v = γ⁻¹/|γ⁻¹|. That is algebra; what can fail is
+that the eigenvector measured in float32 outputs is v, that it is the only one, and that an RMSNorm has none. At the
+start γ = 1 and v is the uniform direction, so the rival prediction is that one, for good: only where training has
+turned v away from it is anything tested.
 
 Rule, fixed before the first run. For each norm, point of training and seed, |cos| of v with the eigenvector of least
 variance (with the whole null space where more than one direction is null). Null is a variance below 1e-8 of the mean
 one. Not confirmed if any |cos| of the LayerNorm arm is below 0.9999, or a norm of the RMSNorm arm has a null direction
-at the start, or one along its own γ⁻¹ later. Inconclusive if a run broke off, or |cos| of the uniform direction is 0.9999
-or more at every norm at the end of some LayerNorm run. Else confirmed. Further null directions, which the paper reports
-of trained models, are counted and said, and so is how near the next one came: they are no part of the verdict.
+at the start, or one along its own γ⁻¹ later. Inconclusive if a run broke off, or |cos| of the uniform direction is
+0.9999 or more at every norm at the end of some LayerNorm run. Else confirmed. Further null directions, which the paper
+reports of trained models, are counted and said, and so is how near the next one came: they are no part of the verdict.
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ def draw(result: Result) -> Figure:
     cosines.set(title="1 − |cos| with the measured direction", yscale="log", ylim=(1e-16, 30))
     line(turns, layer, "turned", COLOURS[0], "LayerNorm")
     line(turns, rms, "turned", COLOURS[1], "RMSNorm")
-    turns.set(title="Turn of γ⁻¹ from the uniform direction", ylabel="degrees")
+    turns.set(title="Turn of γ⁻¹ from the uniform direction")
+    turns.set_ylabel("degrees", fontsize=8)
     line(variances, rms, "variance", COLOURS[1], "RMSNorm, along γ⁻¹")
     line(variances, layer, "nearest", COLOURS[2], "LayerNorm, next direction")
     line(variances, layer, "variance", COLOURS[0], "LayerNorm, along γ⁻¹")
@@ -230,9 +231,11 @@ def draw(result: Result) -> Figure:
     variances.axhline(NULL, color="black", linewidth=0.8, linestyle=":", label="null below this")
     variances.set(title="Variance, share of the mean", yscale="log", ylim=(1e-34, 1e3))
     for axis in axes[0]:
-        axis.set(xscale="log", xlabel="steps (the start at 0.5)")
+        axis.set_xscale("log")
+        axis.set_xlabel("steps (the start at 0.5)", fontsize=8)
         axis.title.set_fontsize(9)
         axis.legend(fontsize=6, frameon=False)
+    variances.legend(fontsize=6, frameon=False, loc="center", bbox_to_anchor=(0.5, 0.34))
     return figure
 
 
@@ -246,8 +249,8 @@ STUDY = Study(
     source="Shirodkar and Narayanan, arXiv 2606.19491",
     setting=(
         "A pre-norm decoder with learned positions, trained by AdamW without weight decay to predict characters of "
-        "Python's documentation. Its norms have a weight and a bias. At the output of every norm the covariance of 4096 "
-        "held-out tokens (64 a dimension) is taken in float64, at 12 points of training."
+        "Python's documentation. Its norms have a weight and a bias. At the output of every norm the covariance of "
+        "4096 held-out tokens (64 a dimension) is taken in float64, at 12 points of training."
     ),
     equal="equal parameters, steps and tokens",
     metric="held_out",

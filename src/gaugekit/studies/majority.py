@@ -1,51 +1,30 @@
-"""LayerNorm in its two parts, each with and without, and the majority task for one layer of attention [B].
+"""The majority task of one layer of attention [B]: every token must name the most frequent class of its sequence.
 
 Shapes: b sequences of n tokens, c classes, d width. Source: [B] Brody, Alon and Yahav, arXiv 2305.02582.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugekit.studies.fitting import Task
+from gaugekit.studies.fitting import Task, fit
+from gaugekit.studies.study import Budget, Measured
+from gaugekit.studies.watching import Through
+from gaugekit.training.config import OptimizerConfig
 
-__all__ = ["CLASSES", "LENGTH", "Majority", "PartNorm", "accuracy_and_loss", "evenness", "majority", "sequences"]
+__all__ = ["CLASSES", "LEAD", "LENGTH", "Majority", "learning", "sequences"]
 
 LENGTH, CLASSES, LEAD = 50, 20, 6
-TRAINED, BATCH = 20_000, 128
+TRAINED, BATCH = 10_000, 128
 HELD_OUT = 4  # batches
-
-EPS = 1e-12
-"""Of norms: the radius shall be √d whatever the length of a state."""
-
-
-class PartNorm(nn.Module):
-    """x or x − mean(x), on the sphere of radius √d or not: LayerNorm with both parts, RMSNorm without the first.
-
-    (..., d) to (..., d), without weights, which the maps that read it make up for. Where it does not scale each token
-    by its own length it divides all by one number, the root mean square of the first input it sees: all arms start
-    with one radius in the mean.
-    """
-
-    size: Tensor
-
-    def __init__(self, project: bool, scale: bool) -> None:
-        super().__init__()
-        self.project, self.scale = project, scale
-        self.register_buffer("size", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.project:
-            x = x - x.mean(-1, keepdim=True)
-        if self.scale:
-            return F.rms_norm(x, x.shape[-1:], eps=EPS)
-        if not self.size:
-            self.size.copy_(x.detach().square().mean().sqrt())
-        return x / self.size
+EVERY = 2  # steps between looks at the held-out sequences
+POINTS = 60  # of a curve that is kept
 
 
 class Majority(nn.Module):
@@ -54,20 +33,20 @@ class Majority(nn.Module):
 
     def __init__(self, norm: nn.Module, width: int) -> None:
         super().__init__()
+        self.norm = norm
         self.embedding = nn.Embedding(CLASSES, width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, False) for _ in range(4))
         self.norm_mlp = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
-        self.norm = norm  # last: parameters are drawn alike whatever it is
 
-    def weights(self, tokens: Tensor) -> Tensor:
-        """Attention of each token to all, (b, n, n)."""
-        y = self.norm(self.embedding(tokens))
+    def weights(self, y: Tensor) -> Tensor:
+        """Attention of each normalized state (b, n, d) to all, (b, n, n)."""
         return torch.softmax(self.query(y) @ self.key(y).mT / y.shape[-1] ** 0.5, -1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embedding(tokens)
-        h = h + self.out(self.weights(tokens) @ self.value(self.norm(h)))
+        y = self.norm(h)
+        h = h + self.out(self.weights(y) @ self.value(y))
         h = h + self.down(F.relu(self.up(self.norm_mlp(h))))
         return h @ self.embedding.weight.mT
 
@@ -92,19 +71,17 @@ def labelled(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def drawn(seed: int) -> Tensor:
-    return sequences(TRAINED, seed)
-
-
 def majority() -> Task:
-    def batches(seed: int):
+    """Batches are of the same sequences for all seeds, in another order."""
+    trained, held_out = sequences(TRAINED, 1), sequences(HELD_OUT * BATCH, 2)
+
+    def batches(seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
         def batch(step: int) -> tuple[Tensor, Tensor]:
             generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-            return labelled(drawn(seed)[torch.randint(TRAINED, (BATCH,), generator=generator)])
+            return labelled(trained[torch.randint(TRAINED, (BATCH,), generator=generator)])
 
         return batch
 
-    held_out = sequences(HELD_OUT * BATCH, 2**40)
     return Task(CLASSES, batches, tuple(labelled(part) for part in held_out.split(BATCH)))
 
 
@@ -122,5 +99,45 @@ def accuracy_and_loss(model: nn.Module, task: Task) -> tuple[float, float]:
 @torch.no_grad()
 def evenness(model: Majority, task: Task) -> float:
     """exp(entropy) / n of attention over the held-out tokens, in the mean: 1 where it is uniform, 1/n on one token."""
-    found = [torch.special.entr(model.weights(x).double()).sum(-1).exp().mean() / LENGTH for x, _ in task.held_out]
+    weights = (model.weights(model.norm(model.embedding(tokens))) for tokens, _ in task.held_out)
+    found = [torch.special.entr(each.double()).sum(-1).exp().mean() / LENGTH for each in weights]
     return float(torch.stack(found).mean())
+
+
+def learning(
+    norm: Callable[[], nn.Module], width: int, rate: float, seeds: Sequence[int], steps: int, goal: float
+) -> Measured:
+    """How models of these seeds, all else alike, learn the task with AdamW at a constant rate; means over the models.
+
+    loss        held-out (nats), the mean over training
+    accuracy    held-out, at the end
+    to_goal     geometric mean of the steps to an accuracy of `goal`, None where a model did not reach it
+    evenness    of attention at the end, see `evenness`
+    parameters  of one
+    curve       [steps, accuracy]
+
+    Raises: TrainingError where a loss is not finite.
+    """
+    task, curves, even, parameters = majority(), [], [], 0
+    for seed in seeds:
+        torch.manual_seed(seed)
+        model = Majority(norm(), width)
+        through = Through(range(0, steps + 1, EVERY), lambda model: accuracy_and_loss(model, task))
+        fit(model, OptimizerConfig(lr=rate), task, Budget(steps=steps), seed, watch=through, cosine=False)
+        curves.append(list(through.kept.items()))
+        even.append(evenness(model, task))
+        parameters = sum(p.numel() for p in model.parameters())
+    first = [next((step for step, (right, _) in each[1:] if right >= goal), None) for each in curves]
+    reached = [step for step in first if step is not None]
+    means = [
+        (points[0][0], *(math.fsum(found[k] for _, found in points) / len(curves) for k in (0, 1)))
+        for points in zip(*curves, strict=True)
+    ]
+    return {
+        "loss": math.fsum(loss for *_, loss in means) / len(means),
+        "accuracy": means[-1][1],
+        "to_goal": math.exp(math.fsum(map(math.log, reached)) / len(first)) if len(reached) == len(first) else None,
+        "evenness": math.fsum(even) / len(even),
+        "parameters": parameters,
+        "curve": [[step, round(right, 4)] for step, right, _ in means[:: max(1, len(means) // POINTS)]],
+    }

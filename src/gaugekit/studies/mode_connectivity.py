@@ -161,7 +161,7 @@ def draw(result: Result) -> Figure:
     return figure
 
 
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 
 STUDY = Study(
     name="mode_connectivity",

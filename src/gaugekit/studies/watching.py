@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gaugekit.studies.fitting import fit, language, made, sized
 from gaugekit.studies.study import Arm, Budget, Measured
 from gaugekit.training.config import OptimizerConfig
-from gaugekit.training.decoder import Decoder
+from gaugekit.training.decoder import Block, Decoder
 
 __all__ = ["Passage", "Through", "passages", "places", "points", "watched"]
 
@@ -37,6 +37,7 @@ def places(model: Decoder) -> dict[str, nn.Module]:
     """Norms of a pre-norm decoder in their order, by place: "0 attention", "0 MLP", "1 attention", ..., "final"."""
     found: dict[str, nn.Module] = {}
     for i, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
         found[f"{i} attention"], found[f"{i} MLP"] = block.norm_attention, block.norm_mlp
     if model.norm is not None:
         found["final"] = model.norm
@@ -94,5 +95,6 @@ def watched(
     windows = [tokens for tokens, _ in task.held_out[:: max(1, len(task.held_out) // WATCHED)]]
     through = Through(points(budget.steps, budget.options["points"]), lambda model: measure(model, windows))
     model = made(sized(budget, task.vocab, **arm.settings), seed)
-    found = fit(model, OptimizerConfig(lr=rate), task, budget, seed, watch=through)
-    return {**found.measured(), "through": [[step, each] for step, each in through.kept.items()]}
+    measured = fit(model, OptimizerConfig(lr=rate), task, budget, seed, watch=through).measured()
+    del measured["curve"]  # of the loss, which is not the question
+    return {**measured, "through": [[step, each] for step, each in through.kept.items()]}
