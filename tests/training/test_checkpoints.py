@@ -115,6 +115,15 @@ def test_half_written_ones_are_nothing(saved: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000004", "step-00000010", "step-none"]
 
 
+def test_a_run_may_move_to_a_gpu(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are random numbers more than the checkpoint has."""
+    parts = checkpoints._parts
+    monkeypatch.setattr(checkpoints, "_parts", lambda state: {**parts(state), checkpoints.CUDA: torch.zeros(16)})
+    made, losses = state(seed=1), go(state(), 0, 8)
+    assert checkpoints.load(saved, made) == 4
+    assert go(made, 4, 8) == losses[4:]
+
+
 def test_one_that_is_in_the_way_is_written_over(saved: Path) -> None:
     made = state()
     go(made, 0, 4)

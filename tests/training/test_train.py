@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -26,7 +27,8 @@ from two import environment_of_members
 import gaugekit.training.steps
 from gaugekit.errors import CheckpointError, ConfigError, DataError, GaugekitError, TrainingError
 from gaugekit.training.config import Config, read
-from gaugekit.training.data import evaluation, prepare
+from gaugekit.training.data import Windows, evaluation, prepare
+from gaugekit.training.decoder import Decoder
 from gaugekit.training.steps import Step
 from gaugekit.training.train import TrainReport, train
 
@@ -133,6 +135,8 @@ def test_a_finished_run_is_left_alone(text: Path, tmp_path: Path) -> None:
     again = train(tiny(text, "run.steps=5"), tmp_path / "run", watch=lambda step: pytest.fail("it was run"))
     assert again == replace(report, already_finished=True)
     assert files(tmp_path) == before
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # then there is nothing to say that it is this config's
+    assert train(tiny(text, "run.steps=5", "optimizer.lr=0.1"), tmp_path / "run").loss != report.loss
 
 
 def test_seeds_and_random_numbers(text: Path, tmp_path: Path) -> None:
@@ -143,6 +147,11 @@ def test_seeds_and_random_numbers(text: Path, tmp_path: Path) -> None:
         train(tiny(text, "run.steps=5", f"run.seed={seed}"), tmp_path / name)
         assert torch.equal(torch.get_rng_state(), before)
     assert log(tmp_path / "a") == log(tmp_path / "b") != log(tmp_path / "c")
+    torch.manual_seed(1)
+    config = tiny(text, "model.vocab=256")
+    tokens, targets = Windows(prepare(config.data, tmp_path / "c" / "data").train, 16, 4, seed=1)(0)
+    first = torch.nn.functional.cross_entropy(Decoder(config.model)(tokens).flatten(0, 1), targets.flatten())
+    assert log(tmp_path / "c")[0]["loss"] == pytest.approx(first.item(), abs=1e-6)
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
 
 
@@ -238,6 +247,7 @@ def test_killed_at_a_random_moment(text: Path, tmp_path: Path) -> None:
     finally:
         os.killpg(group.pid, signal.SIGKILL)
         group.wait()
+    wait_for(lambda: all(is_left(tmp_path / kind / "log.jsonl") for kind in kinds))
     for kind in kinds:
         out, config = tmp_path / kind, read(None, configs[kind])
         assert not (out / "report.json").exists()
@@ -252,6 +262,16 @@ def test_killed_at_a_random_moment(text: Path, tmp_path: Path) -> None:
         assert log(out) == log(tmp_path / "unbroken" / kind)
         assert weights(out) == weights(tmp_path / "unbroken" / kind)
         assert not [p for folder in (out, out / "checkpoints") for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def is_left(path: Path) -> bool:
+    """Whether nobody holds the log any more: the kernel takes a moment to end a killed process."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def taken(out: Path) -> int:
@@ -337,6 +357,15 @@ def test_more_steps_at_a_constant_rate(text: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "run") == weights(tmp_path / "long")
     with pytest.raises(ConfigError, match=r"run.steps=8"):
         train(tiny(text, *words, "run.steps=8"), tmp_path / "run")
+
+
+def test_a_text_may_move(text: Path, tmp_path: Path) -> None:
+    train(tiny(text), tmp_path / "unbroken")
+    stopped(tiny(text), tmp_path / "run", 8)
+    mine = tmp_path / "mine.txt"
+    mine.write_text(text.read_text())
+    train(tiny(mine), tmp_path / "run")
+    assert log(tmp_path / "run") == log(tmp_path / "unbroken")
 
 
 def test_another_text_is_refused(text: Path, tmp_path: Path) -> None:
@@ -474,17 +503,14 @@ def test_two_at_a_time_are_refused(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("gaugekit.training.runs.os.fsync", full)
-        with pytest.raises(CheckpointError, match=r"config.json: the disk is full"):
-            train(tiny(text), tmp_path / "run")
-    with monkeypatch.context() as patch:
-        patch.setattr("gaugekit.training.runs.json.dumps", full)
-        with pytest.raises(CheckpointError, match=r"log.jsonl: the disk is full"):
-            train(tiny(text), tmp_path / "run")
+    for name, said in (("dump", "config.json"), ("dumps", "log.jsonl")):
+        with monkeypatch.context() as patch:
+            patch.setattr("gaugekit.training.runs.json", types.SimpleNamespace(**{**vars(json), name: full}))
+            with pytest.raises(CheckpointError, match=f"{said}: the disk is full"):
+                train(tiny(text), tmp_path / "run")
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be"):
         train(tiny(text), tmp_path / "file" / "run")
@@ -511,6 +537,6 @@ def test_trackers_get_every_record(
     assert told[1:] == [*records, "finished"]
     assert capsys.readouterr() == ("", "a dashboard\n")  # stdout is for results
 
-    package.init = lambda **_: next(iter(()))  # type: ignore[attr-defined]
-    with pytest.raises(TrainingError, match=f"^run.tracker={name}: ; there is no checkpoint yet$"):
+    package.init = lambda **_: int("no\naccount")  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match=rf"^run.tracker={name}: invalid .*no\\naccount'; there is no checkpoint"):
         train(tiny(text, f"run.tracker={name}"), tmp_path / "other")

@@ -34,7 +34,7 @@ def train(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG.yaml] [SECTION.KEY=VALUE]...",
+            metavar="CONFIG.yaml SECTION.KEY=VALUE",
             show_default=False,
             help="A file, all defaults without it, and values that go over it: model.width=256 optimizer.name=muon",
         ),
@@ -88,6 +88,8 @@ def _estimate(config: Config, out: Path | None, as_json: bool) -> None:
 
 
 def _train(config: Config, out: Path, as_json: bool, quiet: bool) -> None:
+    from gaugekit.training.checkpoints import newest
+    from gaugekit.training.runs import Run
     from gaugekit.training.train import train as run
 
     if quiet:
@@ -97,7 +99,9 @@ def _train(config: Config, out: Path, as_json: bool, quiet: bool) -> None:
         with _shown(config) as (track, watch):
             report = run(config, out, track=track, watch=watch)
     except KeyboardInterrupt:
-        tell(f"gaugekit: interrupted; the same command goes on from the last checkpoint in {out}")
+        last = newest(Run(out).checkpoints)
+        kept = f"the same command goes on from {last}" if last else "there is no checkpoint yet"
+        tell(f"gaugekit: interrupted; {kept}")
         raise typer.Exit(INTERRUPTED) from None
     if report.already_finished:
         tell(f"{out}: is finished, all {report.steps} steps have been taken; nothing was done")

@@ -165,32 +165,28 @@ def differences(result: Result) -> Table:
 
 def draw(result: Result) -> Figure:
     figure, axes = panels(3)
-    by_steps, by_seconds, curves = axes[0]
-    for name, colour in zip((RMS, SPHERE), COLOURS, strict=False):
-        arms = [result[f"{group} / {name}"] for group in GROUPS]
-        for axis, x in ((by_steps, "steps"), (by_seconds, "seconds")):
+    *ends, curves = axes[0]
+    goal = interval(result[f"{WHOLE} / {RMS}"].values("held_out")).mean
+    for axis, x in zip(ends, ("steps", "seconds"), strict=True):
+        for name, marker, colour in zip((RMS, SPHERE, TANGENT), "oos", COLOURS, strict=False):
+            arms = [arm for arm in result.arms if arm.arm.name == name]
             points = [end for arm in arms if (end := at_end(arm, x, result.budget.steps)) is not None]
-            if points:
-                axis.errorbar(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
-    tangent = result[f"{WHOLE} / {TANGENT}"]
-    for axis, x in ((by_steps, "steps"), (by_seconds, "seconds")):
-        point = at_end(tangent, x, result.budget.steps)
-        if point is not None:
-            axis.errorbar(*([value] for value in point), color=COLOURS[2], marker="s", markersize=4, label=TANGENT)
-        goal = interval(result[f"{WHOLE} / {RMS}"].values("held_out")).mean
+            at, means, halves = ([point[k] for point in points] for k in range(3))
+            axis.errorbar(at, means, halves, color=colour, marker=marker, markersize=4, capsize=2, label=name)
         if math.isfinite(goal):
             axis.axhline(goal, color="black", linestyle=":", linewidth=0.8)
         axis.set_xscale("log", base=2)
         axis.set_xlabel(x, fontsize=7)
         axis.set_title("held-out loss at the end, nats", fontsize=8)
-        axis.legend(fontsize=6)
-    for arm, colour in zip(
-        (result[f"{WHOLE} / {RMS}"], *(result[f"{g} / {SPHERE}"] for g in GROUPS)), COLOURS, strict=False
-    ):
+    counts = [share * result.budget.steps for share in GROUPS.values()]
+    ends[0].set_xticks(counts, [f"{count:g}" for count in counts])
+    arms = (result[f"{WHOLE} / {RMS}"], *(result[f"{group} / {SPHERE}"] for group in GROUPS))
+    for arm, colour in zip(arms, (COLOURS[0], COLOURS[1], *COLOURS[3:]), strict=False):
         curve(curves, arm, colour, label=f"{arm.arm.name}, {arm.arm.group}")
     curves.set_title("loss of steps, nats", fontsize=8)
     curves.set_xlabel("step", fontsize=7)
-    curves.legend(fontsize=6)
+    for axis in axes[0]:
+        axis.legend(fontsize=6)
     return figure
 
 

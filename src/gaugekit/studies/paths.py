@@ -5,14 +5,16 @@ fails, else inconclusive.
 
 (a) The losses of all steps are compared with those from the start as drawn. It holds if both quotient optimizers stay
     within `SAME` of them from every other start in every seed, and AdamW parts by more than `APART` from all of them in
-    every seed. It fails if a quotient optimizer parts by more than `APART` anywhere, or AdamW nowhere.
+    every seed. It fails if a quotient optimizer parts by more than `APART` anywhere, or AdamW nowhere. A run that broke
+    off as drawn has no path to be compared with, and is left out; from elsewhere, it is infinitely far.
 (b) Held-out loss from the start as drawn, AdamW's less QuotientAdam's, seed by seed. It holds if the 95 % interval lies
-    above `GAIN`, and fails if it lies below. Broken off counts as infinite.
+    above `GAIN`, and fails if it lies below. A run that broke off counts as infinite.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,13 +150,17 @@ def spread(arm: ArmResult, starts: tuple[str, ...]) -> list[float]:
 
 
 def independent(result: Result) -> Verdict:
-    """Claim (a)."""
-    quotient = [max(apart(result[name])) for name in QUOTIENT]
-    nearest = min(min(of(result[ADAM], start, "apart")) for start in MOVED)
-    farthest = max(apart(result[ADAM]))
-    if max(quotient) > APART or farthest <= APART:
+    """Claim (a). Runs that broke off from the start as drawn say nothing about it."""
+    distances: dict[str, list[float]] = {}
+    for name in (*QUOTIENT, ADAM):
+        arm = replace(result[name], runs=tuple(run for run in result[name].runs if "failed" not in run))
+        distances[name] = [each for start in MOVED for each in of(arm, start, "apart")]
+    if not all(distances.values()):
+        return "inconclusive"
+    farthest, adam = max(max(distances[name]) for name in QUOTIENT), distances[ADAM]
+    if farthest > APART or max(adam) <= APART:
         return "not confirmed"
-    return "confirmed" if max(quotient) <= SAME and nearest > APART else "inconclusive"
+    return "confirmed" if farthest <= SAME and min(adam) > APART else "inconclusive"
 
 
 def gain(result: Result, better: str = QUOTIENT_ADAM, than: str = ADAM) -> Interval:
@@ -232,51 +238,63 @@ def small(value: float) -> str:
     return "broke off" if not math.isfinite(value) else f"{value:.1e}" if value < 1e-2 else f"{value:.2f}"
 
 
+KINDS = {
+    DRAWN: ("o", "-", COLOURS[0]),
+    GAUGES[0]: ("^", "--", COLOURS[4]),
+    GAUGES[1]: ("v", ":", COLOURS[2]),
+    UNBALANCED: ("x", "-.", COLOURS[1]),
+}
+"""Marker, line and colour of a start."""
+
+
 def draw(result: Result) -> Figure:
     figure, axes = panels(3, 2, width=3.6, height=3.0)
-    ends, distance, drifting = axes[0]
-    names = [arm.arm.name for arm in result.arms]
-    kinds = (("o", COLOURS[0]), ("^", COLOURS[4]), ("v", COLOURS[2]), ("x", COLOURS[1]))
-    looks = dict(zip((DRAWN, *MOVED), kinds, strict=True))
-    for row, arm in enumerate(result.arms):
-        for start, (marker, colour) in looks.items():
-            label = start if row == 0 else None
-            seen = [value for value in of(arm, start, "held_out") if math.isfinite(value)]
-            if seen:
-                ends.plot(sum(seen) / len(seen), row, marker, color=colour, markersize=5, label=label)
-            if start != DRAWN:
-                dots = [max(value, 1e-17) for value in of(arm, start, "apart") if math.isfinite(value)]
-                distance.plot(dots, [row] * len(dots), marker, color=colour, markersize=4, alpha=0.7)
-        curves = [run["starts"][DRAWN]["charges"] for run in arm.runs if "failed" not in run]
-        if curves:
-            points = [(at[0][0], sum(y for _, y in at) / len(at)) for at in zip(*curves, strict=True)]
-            points = [point for point in points if point[1] > 0]
-            drifting.plot(*zip(*points, strict=True), color=COLOURS[row % 8], linewidth=1.2, label=arm.arm.name)
-    for axis, title in ((ends, "held-out loss at the end, nats"), (distance, "largest distance to the path as drawn")):
-        axis.set_yticks(range(len(names)), names)
-        axis.set_ylim(len(names) - 0.5, -0.5)
-        axis.set_title(title, fontsize=8)
-        axis.grid(axis="y", linewidth=0.3)
-    ends.legend(fontsize=6)
-    distance.set_xscale("log")
-    distance.axvline(SAME, color="black", linestyle=":", linewidth=0.8)
-    distance.axvline(APART, color="black", linestyle="--", linewidth=0.8)
-    drifting.set_yscale("log")
-    drifting.set_title("drift of A Aᵀ − B Bᵀ, as drawn", fontsize=8)
-    drifting.legend(fontsize=6)
+    strips(axes[0, 0], axes[0, 1], result)
+    drifts(axes[0, 2], result)
     for axis, name in zip(axes[1], (ADAM, QUOTIENT_ADAM, "Muon"), strict=True):
-        curves_of(axis, result[name], {start: colour for start, (_, colour) in looks.items()})
+        whole = next((run for run in result[name].runs if "failed" not in run), {"starts": {}})
+        for start, (_, style, colour) in KINDS.items():
+            points: Any = whole["starts"].get(start, {}).get("curve", [])
+            axis.plot([x for x, _ in points], [y for _, y in points], style, color=colour, linewidth=1.2, label=start)
+        axis.set_title(f"{name}: loss of steps, nats, one seed", fontsize=8)
+        axis.set_xlabel("step", fontsize=7)
+        axis.legend(fontsize=6)
     return figure
 
 
-def curves_of(axis: Axes, arm: ArmResult, colours: dict[str, str]) -> None:
-    """Of the first seed that went through, all starts."""
-    whole = next((run for run in arm.runs if "failed" not in run), {"starts": {}})
-    for start, style in zip(colours, ("-", "--", ":", "-."), strict=True):
-        curve: Any = whole["starts"].get(start, {}).get("curve")
-        if curve:
-            axis.plot(*zip(*curve, strict=True), style, color=colours[start], linewidth=1.2, label=start)
-    axis.set_title(f"{arm.arm.name}: loss of steps, nats, one seed", fontsize=8)
+def strips(ends: Axes, distance: Axes, result: Result) -> None:
+    """A row an optimizer: where it ends, and how far from its path as drawn it goes; a mark for each seed and start."""
+    for i, (start, (marker, _, colour)) in enumerate(KINDS.items()):
+        for axis, key in ((ends, "held_out"), (distance, "apart")):
+            if (start, key) == (DRAWN, "apart"):
+                continue
+            shown = [
+                (value, row + (i - 1.5) / 6)
+                for row, arm in enumerate(result.arms)
+                for value in of(arm, start, key)
+                if math.isfinite(value)
+            ]
+            x, y = [max(value, 1e-17) for value, _ in shown], [at for _, at in shown]
+            axis.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.7, label=start)
+    distance.set_xscale("log")
+    for value, style, text in ((SAME, ":", "the same"), (APART, "--", "apart")):
+        distance.axvline(value, color="black", linestyle=style, linewidth=0.8, label=text)
+    for axis, title in ((ends, "held-out loss at the end, nats"), (distance, "largest distance to the path as drawn")):
+        axis.set_yticks(range(len(result.arms)), [arm.arm.name for arm in result.arms])
+        axis.set_ylim(len(result.arms) - 0.5, -0.5)
+        axis.set_title(title, fontsize=8)
+        axis.grid(axis="y", linewidth=0.3)
+        axis.legend(fontsize=6)
+
+
+def drifts(axis: Axes, result: Result) -> None:
+    """Means over seeds, from the start as drawn."""
+    for arm, colour in zip(result.arms, COLOURS, strict=True):
+        each = [run["starts"][DRAWN]["charges"][1:] for run in arm.runs if "failed" not in run]
+        means = [(at[0][0], math.fsum(y for _, y in at) / len(at)) for at in zip(*each, strict=True)]
+        axis.plot([x for x, _ in means], [y for _, y in means], color=colour, linewidth=1.2, label=arm.arm.name)
+    axis.set_yscale("log")
+    axis.set_title("drift of A Aᵀ − B Bᵀ over |A Aᵀ + B Bᵀ|, as drawn", fontsize=8)
     axis.set_xlabel("step", fontsize=7)
     axis.legend(fontsize=6)
 

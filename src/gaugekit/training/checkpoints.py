@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
@@ -37,6 +38,7 @@ __all__ = ["State", "clean", "load", "newest", "save", "steps_of"]
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
+CUDA = "random numbers of cuda"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +114,16 @@ def load(checkpoint: Path, state: State) -> int:
     distributed.first(lambda: _verify(checkpoint, state.fingerprint))
     parts = _parts(state)
     with _reported(checkpoint, "read"):
+        if CUDA not in FileSystemReader(checkpoint).read_metadata().state_dict_metadata:
+            parts.pop(CUDA, None)  # of a run that was elsewhere
         load_parts(parts, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
         set_state_dict(
             state.model, state.optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"]
         )
         state.scheduler.load_state_dict(parts["scheduler"])
     torch.set_rng_state(parts["random"])
-    if "random of cuda" in parts:
-        torch.cuda.set_rng_state(parts["random of cuda"])
+    if CUDA in parts:
+        torch.cuda.set_rng_state(parts[CUDA])
     return steps_of(checkpoint)
 
 
@@ -132,7 +136,7 @@ def _parts(state: State) -> dict[str, Any]:
         "random": torch.get_rng_state(),
     }
     if next(state.model.parameters()).is_cuda:
-        parts["random of cuda"] = torch.cuda.get_rng_state()
+        parts[CUDA] = torch.cuda.get_rng_state()
     return parts
 
 

@@ -28,6 +28,7 @@ __all__ = ["Log", "Run"]
 FREE = {
     *("run.log_every", "run.evaluate_every", "run.evaluation_batches", "run.save_every", "run.keep"),
     *("run.tracker", "run.project", "data.cache"),
+    "data.source",  # what it holds must be the same, which checkpoints know
     *("run.accumulation", "run.compile", "run.device"),  # these change results by rounding only
 }
 """Keys that may differ from one part of a run to the next."""
@@ -77,8 +78,7 @@ class Run:
             if self.path.exists() and not self.path.is_dir():
                 raise TrainingError(f"{self.path}: is no directory; choose another one")
             with reported(self.path, "read"):
-                found = sorted(p.name for p in self.path.iterdir() if p != self.data) if self.path.exists() else []
-            other = [name for name in found if not name.startswith(".")]  # data that are being made are hidden
+                other = sorted(p.name for p in self.path.iterdir() if not self._begun(p)) if self.path.exists() else []
             if other:
                 raise TrainingError(f"{self.path}: holds {other[0]} and is no run; choose an empty or a new folder")
             return config
@@ -101,13 +101,18 @@ class Run:
             )
         return config
 
+    def _begun(self, path: Path) -> bool:
+        """Whether a run that was ended before it had a config may have left this. What is being made is hidden."""
+        return path == self.data or path.name.startswith(".") or (path == self.log and not path.stat().st_size)
+
     def write_config(self, config: Config) -> None:
         write(self.config, config.to_dict())
 
     def finished(self, config: Config) -> dict[str, Any] | None:
         """The report of a run that has taken all its steps; None while it has not."""
         report = _read(self.report)
-        return report if report and report.get("steps") == config.run.steps and self.model.is_dir() else None
+        whole = self.model.is_dir() and checkpoints.newest(self.checkpoints) is not None
+        return report if whole and report and report.get("steps") == config.run.steps else None
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The log."""

@@ -162,9 +162,7 @@ def _start(config: Config, data: TokenData, device: torch.device) -> tuple[check
 def _check_compiler(device: torch.device) -> None:
     names = ("g++", "clang++", "cl")
     if device.type == "cpu" and not os.environ.get("CXX") and not any(map(shutil.which, names)):
-        raise ConfigError(
-            "run.compile=true needs a C++ compiler, and there is no g++ or clang++: install one, or leave it out"
-        )
+        raise ConfigError("run.compile=true needs a C++ compiler, g++ or clang++: install one, or leave it out")
 
 
 def _resume(config: Config, run: Run, state: checkpoints.State, stack: ExitStack) -> tuple[Log | None, int]:
