@@ -39,8 +39,8 @@ BROKEN: Measured = {"failed": "the loss is nan"}
 
 
 def made_up(held_out: float, distance: float, **starts: Any) -> Measured:
-    path = {"seconds": 1.0, "training": held_out, "curve": [(1, 3.0), (2, held_out)], "charges": [(0, 0.0), (2, 0.1)]}
-    each = {DRAWN: {**path, "held_out": held_out}}
+    path = {"seconds": 1.0, "curve": [(1, 3.0), (2, held_out)]}
+    each = {DRAWN: {**path, "held_out": held_out, "charges": [(0, 0.0), (1, 0.2), (2, 0.1)]}}
     each |= {start: {**path, "held_out": held_out + distance, "apart": distance} for start in MOVED}
     return {"held_out": held_out, "seconds": 1.0, "starts": each | starts}
 

@@ -126,6 +126,8 @@ def told(arm: ArmResult, standard: ArmResult) -> str:
     found, unit = behind(arm, standard), "%" if of_language(arm) else "points"
     if not math.isfinite(found.mean):
         return "broke off"
+    if not math.isfinite(mean(standard, "held_out")):
+        return "standard broke off"
     return f"{found.mean:+.1f}{f' ± {found.half:.1f}' if math.isfinite(found.half) else ''} {unit}"
 
 
@@ -143,9 +145,9 @@ def margin(arm: ArmResult) -> float:
 
 def decides(standard: ArmResult) -> bool:
     """Whether anything can be told from a group."""
-    if of_language(standard):
-        return math.isfinite(mean(standard, "held_out"))
-    return mean(standard, "error") <= 1 - LEARNT
+    return math.isfinite(mean(standard, "held_out")) and (
+        of_language(standard) or mean(standard, "error") <= 1 - LEARNT
+    )
 
 
 def standing(arm: ArmResult, standard: ArmResult) -> str:
@@ -244,8 +246,9 @@ def draw(result: Result) -> Figure:
     ):
         for colour, each in zip(COLOURS, names, strict=False):
             curve(axis, result[f"{name} / {each}"], colour)
-        axis.set(xlabel="steps", ylabel="training loss (nats)")
         axis.set_title(name, fontsize=9)
+        axis.set_xlabel("steps", fontsize=8)
+        axis.set_ylabel("training loss (nats)", fontsize=8)
         axis.legend(fontsize=6, frameon=False)
     return figure
 
@@ -269,9 +272,9 @@ def lags(axis: Axes, result: Result, tasks: Sequence[str], names: Sequence[str],
     axis.axvline(0, color="black", linewidth=0.8)
     axis.axvline(allowed, color="black", linewidth=0.8, linestyle=":", label=f"margin, {allowed:g}")
     axis.set_yticks(range(len(names)), names[::-1])
-    axis.set(xlabel=unit)
+    axis.set_xlabel(unit, fontsize=8)
     axis.set_title(title, fontsize=9)
-    axis.legend(fontsize=6, frameon=False)
+    below(axis)
 
 
 def changes(axis: Axes, result: Result, names: Sequence[str]) -> None:
@@ -288,11 +291,19 @@ def changes(axis: Axes, result: Result, names: Sequence[str]) -> None:
             for each in arm.runs
             if "failed" not in each
         ]
-        axis.plot(*zip(*points, strict=True), "o", markersize=2.5, alpha=0.5, color=colour, label=label)
+        axis.plot(
+            [x for x, _ in points], [y for _, y in points], "o", markersize=2.5, alpha=0.5, color=colour, label=label
+        )
     axis.set_yticks(range(len(names)), names[::-1])
-    axis.set(xscale="log", xlabel="relative change", xlim=(1e-17, 1e2))
-    axis.set_title("Change of attention weights where states are turned", fontsize=9)
-    axis.legend(fontsize=6, frameon=False)
+    axis.set(xscale="log", xlim=(1e-17, 1e2))
+    axis.set_xlabel("relative change", fontsize=8)
+    axis.set_title("Change of weights under turns of states", fontsize=9)
+    below(axis)
+
+
+def below(axis: Axes) -> None:
+    """The legend, outside, where it hides nothing."""
+    axis.legend(fontsize=6, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=3)
 
 
 STUDY = Study(
@@ -325,7 +336,7 @@ STUDY = Study(
     full=Budget(
         steps=800,
         rates=(1e-3, 3e-3, 1e-2, 3e-2),
-        seeds=(0, 1, 2),
+        seeds=(1, 2, 3),  # 0 was looked at to choose the sizes
         options={
             "width": 64,
             "layers": 2,

@@ -180,6 +180,7 @@ def draw(result: Result) -> Figure:
         axis.set_title("held-out loss at the end, nats", fontsize=8)
     counts = [share * result.budget.steps for share in GROUPS.values()]
     ends[0].set_xticks(counts, [f"{count:g}" for count in counts])
+    ends[1].xaxis.set_major_formatter("{x:g}")
     arms = (result[f"{WHOLE} / {RMS}"], *(result[f"{group} / {SPHERE}"] for group in GROUPS))
     for arm, colour in zip(arms, (COLOURS[0], COLOURS[1], *COLOURS[3:]), strict=False):
         curve(curves, arm, colour, label=f"{arm.arm.name}, {arm.arm.group}")

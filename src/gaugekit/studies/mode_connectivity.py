@@ -10,6 +10,7 @@ Inconclusive otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 from gaugekit.symmetry import Symmetries, derive
 from gaugekit.training.config import OptimizerConfig
+from gaugekit.training.decoder import Decoder
 from gaugekit.training.export import as_transformers
 from gaugekit.training.steps import evaluate
 from gaugekit.verbs.aligning import align_weights
@@ -54,11 +56,11 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
     """Train seeds `seed` and `seed` + 500, and walk from one to the other in every way."""
     task = language(budget)
     config = sized(budget, task.vocab, **arm.settings)
-    fits = []
-    for each in (seed, seed + 500):
-        fits.append(fit(made(config, each), OptimizerConfig(lr=rate, weight_decay=0.1), task, budget, each))
-    kind, described, _ = as_transformers(fits[0].model)
-    first, second = (weights(one.model) for one in fits)
+    models = [made(config, each) for each in (seed, seed + 500)]
+    optimizer = OptimizerConfig(lr=rate, weight_decay=0.1)
+    fits = [fit(model, optimizer, task, budget, each) for model, each in zip(models, (seed, seed + 500), strict=True)]
+    kind, described, _ = as_transformers(models[0])
+    first, second = (weights(model) for model in models)
     spec = describe(described.to_dict(), {name: tuple(x.shape) for name, x in first.items()}, kind.__name__)
     symmetries = derive(spec)
     walker = Logits(kind(described).eval())
@@ -83,7 +85,7 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
     return measured | {f"barrier {way}": barrier(losses) for way, losses in ways.items()}
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def weights(model: Decoder) -> dict[str, Tensor]:
     """Every tensor by its name in `transformers`, in float64."""
     return {name: x.detach().double().clone() for name, x in as_transformers(model)[2].items()}
 
@@ -110,9 +112,10 @@ def shares(arm: ArmResult, way: str) -> Interval:
 
 def conclude(result: Result) -> Conclusion:
     verdicts: list[Verdict] = []
-    rows, said = [], []
+    rows, lengths, said = [], [], []
     for arm in result.arms:
-        rows.append((arm.arm.name, *(interval(arm.values(f"barrier {way}")).text() for way in WAYS), distances(arm)))
+        rows.append((arm.arm.name, *(interval(arm.values(f"barrier {way}")).text() for way in WAYS)))
+        lengths.append((arm.arm.name, *distances(arm)))
         if any("failed" in run for run in arm.runs):
             verdicts.append("inconclusive")
             said.append(f"{arm.arm.name}: training broke off")
@@ -129,17 +132,27 @@ def conclude(result: Result) -> Conclusion:
         verdict = "not confirmed"
     elif all(v == "confirmed" for v in verdicts):
         verdict = "confirmed"
-    columns = ("model", *(f"barrier, {label}" for label in WAYS.values()), "‖A − B‖/‖A‖ settled; permuted; aligned")
-    return Conclusion(verdict, "; ".join(said), (Table("Barriers in nats, over pairs of seeds", columns, tuple(rows)),))
+    tables = (
+        Table("Barriers in nats, over pairs of seeds", ("model", *WAYS.values()), tuple(rows)),
+        Table(
+            "How far apart, ‖A − B‖/‖A‖ with norms and scales settled, median of the pairs",
+            ("model", "as trained", WAYS["permutations"], WAYS["all"]),
+            tuple(lengths),
+        ),
+    )
+    return Conclusion(verdict, "; ".join(said), tables)
 
 
-def distances(arm: ArmResult) -> str:
+def distances(arm: ArmResult) -> tuple[str, str, str]:
     """Medians over seeds: before, after permutations, after everything."""
     whole = [run["distances"] for run in arm.runs if "failed" not in run]
     if not whole:
-        return "–"
-    numbers = ([d["all"][0] for d in whole], [d["permutations"][1] for d in whole], [d["all"][1] for d in whole])
-    return "; ".join(f"{sorted(each)[len(each) // 2]:.2f}" for each in numbers)
+        return "–", "–", "–"
+    before, permuted, aligned = (
+        f"{median(distances[way][at] for distances in whole):.2f}"
+        for way, at in (("all", 0), ("permutations", 1), ("all", 1))
+    )
+    return before, permuted, aligned
 
 
 def draw(result: Result) -> Figure:
@@ -161,7 +174,7 @@ def draw(result: Result) -> Figure:
     return figure
 
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 STUDY = Study(
     name="mode_connectivity",

@@ -24,6 +24,7 @@ from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
@@ -61,8 +62,8 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
     task = language(budget)
     model = made(sized(budget, task.vocab, init_std=budget.options["init_std"]), seed)
     rewrite(model, arm)
-    batch = task.held_out[0]
-    sharp_start = largest(model, batch)
+    batch, iterations = task.held_out[0], budget.options["iterations"]
+    sharp_start = largest(model, batch, iterations=iterations)
     conditions: list[tuple[int, float]] = []
     at = points(budget.steps, budget.options["points"])
 
@@ -79,8 +80,8 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
         "curve": thinned(found.losses, 40),
         "conditions": conditions,
         "sharp_start": sharp_start,
-        "sharp": largest(model, batch),
-        "edge": largest(model, batch, adam_scales(found.optimizer)) / limit,
+        "sharp": largest(model, batch, iterations=iterations),
+        "edge": largest(model, batch, adam_scales(found.optimizer), iterations) / limit,
     }
 
 
@@ -122,7 +123,7 @@ def widened(mlp: MLP, more: int, up: float, down: float) -> MLP:
     from gaugekit.nn.decoding import MLP
 
     hidden, width = mlp.up.weight.shape
-    wide = MLP(width, hidden + more)
+    wide = MLP(width, hidden + more, dtype=mlp.up.weight.dtype)
     for into, old, std in ((wide.up.weight, mlp.up.weight, up), (wide.down.weight, mlp.down.weight, down)):
         into.normal_(std=std)
         into[: old.shape[0], : old.shape[1]] = old
@@ -180,9 +181,9 @@ def conclude(result: Result) -> Conclusion:
 
 def told(found: Interval) -> str:
     if not math.isfinite(found.mean):
-        return "infinitely far, as runs broke off"
+        return "broke off" if found.mean > 0 else "standard heads broke off"
     if found.mean == 0 and not math.isfinite(found.half):
-        return "unknown"
+        return "both broke off"
     return f"{found.mean:+.2f}{f' ± {found.half:.2f}' if math.isfinite(found.half) else ''} %"
 
 
@@ -246,18 +247,28 @@ def draw(result: Result) -> Figure:
         curve(by_time, ArmResult(arm.arm, {}, None, False, timed), colour)
         curve(conditions, arm, colour, key="conditions")
         tried = [(float(rate), loss) for rate, loss in arm.tuning.items() if math.isfinite(loss)]
-        by_rate.plot(*zip(*tried, strict=True), "o-", markersize=3, linewidth=1, color=colour, label=arm.arm.name)
+        by_rate.plot([x for x, _ in tried], [y for _, y in tried], "o-", markersize=3, linewidth=1, color=colour)
     for axis, x in ((by_step, "steps"), (by_time, "seconds of steps")):
         losses = [loss for arm in result.arms for each in whole(arm) for _, loss in each["curve"]]
         early = [loss for arm in result.arms for each in whole(arm) for _, loss in each["curve"][2:]] or losses
         if losses:
             axis.set_ylim(0.97 * min(losses), 1.03 * max(early))
-        axis.set(xlabel=x, ylabel="training loss (nats)")
-    by_rate.set(xscale="log", xlabel="learning rate", ylabel="held-out loss (nats), one seed")
-    conditions.set(xscale="symlog", yscale="log", xlabel="steps", ylabel="median σ₁/σ_k of G_QK and G_VO")
-    for axis in axes.flat:
+        label(axis, "Training", x, "training loss (nats)")
+    by_rate.set(xscale="log", xticks=result.budget.rates, xticklabels=[f"{rate:g}" for rate in result.budget.rates])
+    by_rate.minorticks_off()
+    label(by_rate, "Choice of the rate", "learning rate", "held-out loss (nats), one seed")
+    conditions.set(xscale="symlog", yscale="log")
+    conditions.tick_params(which="both", labelsize=7)
+    label(conditions, "Condition of products G_QK and G_VO", "steps", "median of σ₁/σ_k")
+    for axis in (by_step, by_time, conditions):
         axis.legend(fontsize=6, frameon=False)
     return figure
+
+
+def label(axis: Axes, title: str, x: str, y: str) -> None:
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
 
 
 STUDY = Study(
@@ -296,6 +307,7 @@ STUDY = Study(
             "batch": 16,
             "init_std": 0.1,  # about 1/√width
             "points": 12,
+            "iterations": 20,
         },
     ),
     quick=Budget(
@@ -310,6 +322,7 @@ STUDY = Study(
             "batch": 4,
             "init_std": 0.25,
             "points": 4,
+            "iterations": 3,
             "held_out": 2,
         },
     ),

@@ -26,7 +26,7 @@ from gaugekit.models.pairs import pairs
 from gaugekit.optim.horizontal import Tangent, drift
 from gaugekit.optim.pairs import Pair, balance_, scramble_
 from gaugekit.studies.figures import COLOURS, panels
-from gaugekit.studies.fitting import Task, fit, language, made, sized
+from gaugekit.studies.fitting import Task, fit, language, made, sized, thinned
 from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 from gaugekit.training.config import OptimizerConfig
@@ -50,6 +50,9 @@ DRAWN, UNBALANCED = "as drawn", "unbalanced"
 GAUGES = ("gauge 1", "gauge 2")
 MOVED = (*GAUGES, UNBALANCED)
 
+SHOWN = 0
+"""The seed whose curves are kept, for the figure."""
+
 ADAM, QUOTIENT_ADAM, QUOTIENT_SGD = "AdamW", "QuotientAdam", "QuotientSGD, momentum"
 QUOTIENT = (QUOTIENT_ADAM, QUOTIENT_SGD)
 
@@ -66,8 +69,8 @@ ARMS = (
 
 
 def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
-    """The path from the start as drawn and, but for the tuning seed, from the others: held-out loss, the curve, and
-    the largest difference of losses to the first path. A start other than the first that breaks off has "failed"."""
+    """The path from the start as drawn and, but for the tuning seed, from the others: held-out loss, and the largest
+    difference of losses to the first path. A start other than the first that breaks off has "failed"."""
     task = language(budget)
     first = path(arm, rate, seed, budget, task, DRAWN)
     losses = first.pop("losses")
@@ -84,7 +87,7 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
 
 
 def path(arm: Arm, rate: float, seed: int, budget: Budget, task: Task, start: str) -> Measured:
-    """One training run, in float64, with all its losses. `charges`: [steps, largest drift over heads], see `drift`."""
+    """One training run, in float64, with all its losses. As drawn, `charges`: [steps, largest drift over heads]."""
     settings = dict(arm.settings)
     rate *= settings.pop("base")
     balanced = settings.pop("balanced", False)
@@ -103,14 +106,17 @@ def path(arm: Arm, rate: float, seed: int, budget: Budget, task: Task, start: st
     def watch(step: int, *_: object) -> None:
         if step == 0:
             origin.extend(pair.factors() for pair in found)
-        if step % max(1, budget.steps // 20) == 0:
+        if start == DRAWN and step % max(1, budget.steps // 10) == 0:
             charges.append((step, float(f"{moved(origin, found):.4g}")))
 
     # The norm of the whole gradient depends on the coordinates: clipping would, too.
     fitted = fit(model, optimizer, task, budget, seed, watch, clip=0.0)
-    measured = fitted.measured()
-    kept = {key: measured[key] for key in ("held_out", "training", "seconds", "curve")}
-    return {**kept, "charges": charges, "losses": fitted.losses}
+    measured: Measured = {"held_out": fitted.held_out, "seconds": round(fitted.seconds, 3), "losses": fitted.losses}
+    if charges:
+        measured["charges"] = charges
+    if seed == SHOWN:
+        measured["curve"] = thinned(fitted.losses, 30)
+    return measured
 
 
 def move(found: list[Pair], start: str, seed: int) -> None:
@@ -252,9 +258,9 @@ def draw(result: Result) -> Figure:
     strips(axes[0, 0], axes[0, 1], result)
     drifts(axes[0, 2], result)
     for axis, name in zip(axes[1], (ADAM, QUOTIENT_ADAM, "Muon"), strict=True):
-        whole = next((run for run in result[name].runs if "failed" not in run), {"starts": {}})
         for start, (_, style, colour) in KINDS.items():
-            points: Any = whole["starts"].get(start, {}).get("curve", [])
+            kept = (run["starts"][start].get("curve") for run in result[name].runs if "failed" not in run)
+            points: Any = next(filter(None, kept), [])
             axis.plot([x for x, _ in points], [y for _, y in points], style, color=colour, linewidth=1.2, label=start)
         axis.set_title(f"{name}: loss of steps, nats, one seed", fontsize=8)
         axis.set_xlabel("step", fontsize=7)
@@ -280,7 +286,7 @@ def strips(ends: Axes, distance: Axes, result: Result) -> None:
     for value, style, text in ((SAME, ":", "the same"), (APART, "--", "apart")):
         distance.axvline(value, color="black", linestyle=style, linewidth=0.8, label=text)
     for axis, title in ((ends, "held-out loss at the end, nats"), (distance, "largest distance to the path as drawn")):
-        axis.set_yticks(range(len(result.arms)), [arm.arm.name for arm in result.arms])
+        axis.set_yticks(range(len(result.arms)), [arm.arm.name if axis is ends else "" for arm in result.arms])
         axis.set_ylim(len(result.arms) - 0.5, -0.5)
         axis.set_title(title, fontsize=8)
         axis.grid(axis="y", linewidth=0.3)
