@@ -4,10 +4,10 @@ A run that is looked at early has not seen its learning rate fall, and would be 
 for a quarter, a half and all of the steps, each time with a schedule of its own and a rate that is tuned for it, and
 final losses are compared.
 
-Rule, fixed before the first run. Confirmed: nGPT with a quarter of the steps ends below RMSNorm with all of them, with
-the 95 % interval of the paired differences of held-out loss below 0: four times fewer steps or better. Not confirmed:
-nGPT with half of the steps ends above RMSNorm with all, with the interval above 0: less than twice as fast. Else
-inconclusive at this size.
+Rule, fixed before the reported runs; trials at the seed for tuning chose the rates. Confirmed: nGPT with a quarter of
+the steps ends below RMSNorm with all of them, with the 95 % interval of the paired differences of held-out loss below
+0: four times fewer steps or better. Not confirmed: nGPT with half of the steps ends above RMSNorm with all, with the
+interval above 0: less than twice as fast. Else inconclusive at this size.
 """
 
 from __future__ import annotations

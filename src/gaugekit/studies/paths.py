@@ -1,7 +1,7 @@
 """Optimizers from starts that are one function: does the path depend on the coordinates, and who gets furthest?
 
-Rule, fixed before the first run. Two claims, and one verdict of both: confirmed if both hold, not confirmed if one
-fails, else inconclusive.
+Rule, fixed before the reported runs; trials at other seeds chose the rates. Two claims, and one verdict of both:
+confirmed if both hold, not confirmed if one fails, else inconclusive.
 
 (a) The losses of all steps are compared with those from the start as drawn. It holds if both quotient optimizers stay
     within `SAME` of them from every other start in every seed, and AdamW parts by more than `APART` from all of them in
@@ -50,7 +50,7 @@ DRAWN, UNBALANCED = "as drawn", "unbalanced"
 GAUGES = ("gauge 1", "gauge 2")
 MOVED = (*GAUGES, UNBALANCED)
 
-SHOWN = 0
+SHOWN = 1
 """The seed whose curves are kept, for the figure."""
 
 ADAM, QUOTIENT_ADAM, QUOTIENT_SGD = "AdamW", "QuotientAdam", "QuotientSGD, momentum"
@@ -302,7 +302,7 @@ def drifts(axis: Axes, result: Result) -> None:
     axis.set_yscale("log")
     axis.set_title("drift of A Aᵀ − B Bᵀ over |A Aᵀ + B Bᵀ|, as drawn", fontsize=8)
     axis.set_xlabel("step", fontsize=7)
-    axis.legend(fontsize=6)
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 STUDY = Study(
@@ -336,13 +336,13 @@ STUDY = Study(
     full=Budget(
         steps=300,
         rates=(0.25, 0.5, 1.0, 2.0, 4.0),
-        seeds=(0, 1, 2, 3, 4),
+        seeds=(1, 2, 3, 4, 5),
         options={"width": 64, "layers": 2, "heads": 4, "context": 48, "batch": 12},
     ),
     quick=Budget(
         steps=6,
         rates=(0.5, 1.0),
-        seeds=(0,),
+        seeds=(1,),
         options={"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 2, "held_out": 2},
     ),
     run=run,
