@@ -35,7 +35,7 @@ def test_studies(name: str) -> None:
     assert len(set(keys)) == len(keys) > 1
     for arm in each.arms:
         assert json.loads(json.dumps(arm.settings)) is not None
-    told = [json.dumps(arm.settings, sort_keys=True) for arm in each.arms]
+    told = [json.dumps([arm.group, arm.settings], sort_keys=True) for arm in each.arms]
     assert len(set(told)) == len(told), "two arms are the same"
     assert pickle.loads(pickle.dumps(each.run)) is each.run
 

@@ -140,6 +140,6 @@ def test_results_that_are_out_of_date_are_refused(
         module.page(folder, ("made_up",))
 
 
-def test_unknown_studies_are_refused() -> None:
+def test_unknown_studies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no study 'made_up'"):
-        loaded().page(DOCS / "studies", ("made_up",))
+        loaded().page(tmp_path, ("made_up",))
