@@ -136,6 +136,7 @@ def test_a_dry_run(run: Run, words: list[str], tmp_path: Path) -> None:
         (["model.widht=3", "--out", "run"], "unknown key widht: did you mean width?"),
         (["modle.width=3", "--out", "run"], "unknown key modle: did you mean model?"),
         (["model.width=wide", "--out", "run"], "must be a whole number, got 'wide'"),
+        (["run.seed=-1", "--out", "run"], "run.seed must be from 0 to 2^63 - 1, got -1"),
         (["run.steps=0", "--out", "run"], "run.steps must be at least 1, got 0"),
         (["none.yaml", "--out", "run"], "none.yaml: cannot be read"),
         (["wrong.yaml", "--out", "run"], "wrong.yaml: unknown key modle"),
@@ -149,6 +150,7 @@ def test_a_dry_run(run: Run, words: list[str], tmp_path: Path) -> None:
         (["--out", "folder"], "holds notes.txt and is no run"),
         (["run.steps=5"], "--out DIR is needed"),
         (["--out"], "'--out' requires an argument"),
+        (["data.tokenizer=bpe", "data.vocab=-5", "--dry-run"], "data.vocab must be at least 257 for bpe"),
         (["data.source=none.txt", "--dry-run"], "none.txt: does not exist"),
     ],
 )

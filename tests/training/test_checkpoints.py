@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -206,7 +205,7 @@ def test_a_full_disk_leaves_the_older_ones(saved: Path, monkeypatch: pytest.Monk
     target = {
         "weights": (checkpoints, "save_parts"),
         "deep": (FileSystemWriter, "write_data"),
-        "manifest": (json, "dump"),
+        "manifest": (checkpoints, "to_disk"),
         "rename": (Path, "rename"),
     }[when]
     made = state()

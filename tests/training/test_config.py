@@ -177,6 +177,14 @@ WORDS: list[tuple[str, str]] = [
     ("run.keep=0", r"run\.keep must be at least 1, got 0"),
     ("run.save_every=-1", r"run\.save_every must be 0 \(at the end only\) or more, got -1"),
     ("run.accumulation=3", r"run\.accumulation=3 does not divide run\.batch=16"),
+    ("run.seed=-1", r"run\.seed must be from 0 to 2\^63 - 1, got -1"),
+    ("run.seed=9223372036854775808", r"run\.seed must be from 0 to 2\^63 - 1, got 9223372036854775808"),
+    ("optimizer.eps=.inf", r"optimizer\.eps must be 0 or more, got inf"),
+    ("optimizer.momentum=-1", r"optimizer\.momentum must be 0 or more, got -1\.0"),
+    (f"optimizer.lr=1{'0' * 400}", r"config\.optimizer\.lr: must be a number, got 1"),
+    ("data={tokenizer: bpe, vocab: 256}", r"data\.vocab must be at least 257 for bpe, 256 bytes and a merge, got 256"),
+    ("data.source=2020-13-45", r"'data\.source=2020-13-45': no value that YAML knows"),
+    ("data.source=!!timestamp x", r"no value that YAML knows"),
     ("model.heads=3", r"model\.heads=3 does not divide model\.width=128"),
 ]
 
@@ -197,6 +205,7 @@ FILES: list[tuple[str, str]] = [
     ("model:\n  wdith: 3\n", r"run\.yaml: model: unknown key wdith: did you mean width\?$"),
     ("model:\n  width: x\n", r"run\.yaml: model\.width: must be a whole number, got 'x'"),
     ("model:\n", r"run\.yaml: model: must be a section with keys of its own, got None"),
+    ("data: {source: 2020-13-45}\n", r"run\.yaml: no YAML: ValueError: month"),
     ("3: 4\n", r"run\.yaml: unknown key 3: it may be model, data"),
     ("run: {steps: 3}\nmodel: {width: 4}\nrun: {seed: 1}\n", r"run\.yaml: no YAML: run is there twice"),
     ("model:\n  width: 8\n  width: 16\n", r"run\.yaml: no YAML: width is there twice"),

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from two import environment_of_members
 
-from gaugekit.errors import DataError
+from gaugekit.errors import ConfigError, DataError
 from gaugekit.training import sources
 from gaugekit.training.config import DataConfig
 from gaugekit.training.data import TokenData, Windows, evaluation, prepare
@@ -399,12 +399,12 @@ def no_data_set(path: Path) -> str:
 
 def one_letter(path: Path) -> str:
     path.write_text("a")
-    return "text: is too short: its train share has 1 tokens"
+    return "text: its train share has fewer than 2 tokens: take a longer text"
 
 
 def short_end(path: Path) -> str:
     path.write_text("a" * 12)
-    return "text: is too short: its held_out share has 1 tokens"
+    return "text: its held_out share has fewer than 2 tokens: take a longer text"
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_bad_sources_get_one_line(tmp_path: Path, make: Callable[[Path], str], t
 def test_bpe_needs_room_for_a_merge(tmp_path: Path) -> None:
     config = replace(write(tmp_path / "text", drawn_text(3000)), tokenizer="bpe")
     assert prepare(replace(config, vocab=257), tmp_path / "data").vocab == 257
-    with pytest.raises(DataError, match=r"data\.vocab must be at least 257 for bpe, 256 bytes and a merge, got 256"):
+    with pytest.raises(ConfigError, match=r"data\.vocab must be at least 257 for bpe, 256 bytes and a merge, got 256"):
         prepare(replace(config, vocab=256), tmp_path / "data")
 
 

@@ -126,12 +126,20 @@ def test_tokens(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_run_would_refuse() -> None:
+def test_what_a_run_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"none.txt: does not exist"):
         estimate(tiny("data.source=none.txt", "data.tokenizer=bpe"))
     with pytest.raises(ConfigError, match=r"optimizer.options.beta"):
         estimate(tiny("optimizer.options={beta: 1}"))
     with pytest.raises(ConfigError, match=r"model.norm_options"):
         estimate(tiny("model.norm_options={beta: 1}"))
+    with pytest.raises(ConfigError, match=r"model.vocab=100 is less than the tokenizer's 256"):
+        estimate(tiny("model.vocab=100"))
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.distributed.world", lambda: 2)
+        assert (estimate(tiny()).part, estimate(tiny("run.accumulation=2")).part) == (2, 1)
+        patch.setattr("gaugekit.training.distributed.world", lambda: 3)
+        with pytest.raises(ConfigError, match=r"does not split over 3 processes"):
+            estimate(tiny())
     with pytest.raises(ConfigError, match="steps on pairs"):
         estimate(tiny("optimizer.name=quotient_adam", "model.attention=invariant"))

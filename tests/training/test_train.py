@@ -299,6 +299,21 @@ def test_stopped_before_the_export(text: Path, tmp_path: Path, monkeypatch: pyte
     assert weights(tmp_path / "run") == weights(tmp_path / "unbroken")
 
 
+@pytest.mark.parametrize("last", [0, 8])
+def test_a_log_that_has_lost_its_end(text: Path, tmp_path: Path, last: int) -> None:
+    config, run = tiny(text, "run.steps=9"), tmp_path / "run"
+    report = train(config, run)
+    before = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(line for line in before if json.loads(line)["step"] <= last))
+    (run / "report.json").unlink()
+    shutil.rmtree(run / "model")
+    with pytest.raises(TrainingError, match=r"log\.jsonl: has lost records; delete the newest checkpoint"):
+        train(config, run)
+    assert not (run / "model").exists() and not (run / "report.json").exists()
+    shutil.rmtree(report.checkpoint)
+    assert train(config, run).loss == report.loss
+
+
 def stopping(*_: Any, **__: Any) -> Any:
     raise Stop
 
@@ -403,6 +418,40 @@ def test_a_loss_that_is_not_finite(text: Path, tmp_path: Path, monkeypatch: pyte
     train(tiny(text), tmp_path / "run")  # and it is good
     train(tiny(text), tmp_path / "unbroken")
     assert log(tmp_path / "run") == log(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 58.2 TiB"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_memory_that_is_not_enough(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise error
+
+    said = "there is not enough memory: raise run.accumulation"
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.train.Decoder", full)
+        with pytest.raises(TrainingError, match=said):
+            train(tiny(text), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.train.evaluate", full)
+        with pytest.raises(TrainingError, match=rf"{said}.*; the last good checkpoint is .*step-00000007$"):
+            train(tiny(text), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("gaugekit.training.train.evaluate", bug)
+        with pytest.raises(RuntimeError, match="a bug"):
+            train(tiny(text), tmp_path / "run")
+
+
+def bug(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a bug")
 
 
 def test_weights_and_held_out_losses_that_are_not_finite(

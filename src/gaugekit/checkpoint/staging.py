@@ -37,9 +37,9 @@ def staged(out: Path, *, replace: bool) -> Iterator[Path]:
                 partial.mkdir()
             yield partial
             with reported(out):
-                _to_disk(partial)
+                to_disk(partial)
                 _move_into_place(partial, out, old, replace)
-                _fsync_directory(out.parent)
+                fsync_directory(out.parent)
         finally:
             try:
                 _clean_up(partial, out, old)
@@ -102,20 +102,20 @@ def _clean_up(partial: Path, out: Path, old: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _to_disk(directory: Path) -> None:
+def to_disk(directory: Path) -> None:
     """What a rename makes visible must survive a power cut, so data comes first, then names, from the leaves up."""
     flags = os.O_RDONLY if os.name == "posix" else os.O_RDWR
     for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
         for name in names:
             _fsync(Path(folder, name), flags)
-        _fsync_directory(Path(folder))
+        fsync_directory(Path(folder))
 
 
 def _raise(error: OSError) -> Any:
     raise error
 
 
-def _fsync_directory(path: Path) -> None:
+def fsync_directory(path: Path) -> None:
     if os.name != "posix":
         return
     try:

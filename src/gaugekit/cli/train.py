@@ -60,25 +60,28 @@ def train(
     with _ended_by_torchrun(), reporting_errors(debug):
         from gaugekit.training import config, distributed
 
-        member = None if dry_run else distributed.join()
+        member = distributed.join()
+        quiet = member is not None and member.rank > 0
         with _one_voice(member):
             words = list(arguments or [])
             path = Path(words.pop(0)) if words and "=" not in words[0] else None
             asked = config.read(path, words)
             if dry_run:
-                _estimate(asked, out, as_json)
-                return
-            if out is None:
+                _estimate(asked, out, as_json, quiet)
+            elif out is None:
                 raise BadOption("--out DIR is needed: the folder of the run, new or one to go on with")
-            _train(asked, out, as_json, quiet=member is not None and member.rank > 0)
+            else:
+                _train(asked, out, as_json, quiet)
             if member is not None:
                 member.leave()
 
 
-def _estimate(config: Config, out: Path | None, as_json: bool) -> None:
+def _estimate(config: Config, out: Path | None, as_json: bool, quiet: bool) -> None:
     from gaugekit.training.estimate import estimate
 
     report = estimate(config, out)
+    if quiet:
+        return
     if as_json:
         emit_json(report.to_dict())
     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
 import warnings
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from gaugekit.checkpoint.staging import fsync_directory, to_disk
 from gaugekit.errors import TrainingError
 from gaugekit.training import distributed
 
@@ -70,20 +70,17 @@ def save(folder: Path, steps: int, state: State, keep: int) -> Path:
         with _reported(out, "written"):
             digests = {each.name: _digest(each) for each in sorted(partial.iterdir())}
             manifest = {"steps": steps, "fingerprint": state.fingerprint, "files": digests}
-            with (partial / MANIFEST).open("w", encoding="utf-8") as file:
-                json.dump(manifest, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync(partial)
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            to_disk(partial)
             shutil.rmtree(out, ignore_errors=True)
             partial.rename(out)
-            _sync(folder)
+            fsync_directory(folder)
         for old in _all(folder)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
 
     distributed.first(begin)
     with _reported(out, "written"):
-        save_parts(_parts(state), checkpoint_id=partial, no_dist=not dist.is_initialized())  # it syncs its files
+        save_parts(_parts(state), checkpoint_id=partial, no_dist=not dist.is_initialized())
     distributed.first(finish)
     return out
 
@@ -182,14 +179,3 @@ def _line(error: BaseException) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Names in a folder are on the disk only when it is."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

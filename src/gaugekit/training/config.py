@@ -105,6 +105,11 @@ class ModelConfig:
             if self.tied or self.bias:
                 raise ConfigError("model.residual=sphere has neither biases nor a tied head: set both to false")
 
+    def check_vocab(self, known: int) -> None:
+        """Raises `ConfigError` unless there is a row for each of the `known` tokens of a tokenizer."""
+        if 0 < self.vocab < known:
+            raise ConfigError(f"model.vocab={self.vocab} is less than the tokenizer's {known}: leave it out")
+
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
@@ -127,6 +132,12 @@ class DataConfig:
     column: str = "text"  # of a data set
     held_out: float = 0.1  # share of the text, at its end, for evaluation
     cache: str = ""  # folder of token files; "": beside the run
+
+    def check(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"data.held_out is a share between 0 and 1, got {self.held_out}")
+        if self.tokenizer == "bpe" and self.vocab < 257:
+            raise ConfigError(f"data.vocab must be at least 257 for bpe, 256 bytes and a merge, got {self.vocab}")
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,8 @@ class RunConfig:
         for name in ("evaluate_every", "save_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"run.{name} must be 0 (at the end only) or more, got {getattr(self, name)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"run.seed must be from 0 to 2^63 - 1, got {self.seed}")
         if self.batch % self.accumulation:
             raise ConfigError(f"run.accumulation={self.accumulation} does not divide run.batch={self.batch}")
 
@@ -196,10 +209,11 @@ class Config:
     def check(self) -> None:
         """Raises `ConfigError` for values that do not go together, naming the keys."""
         self.model.check()
+        self.data.check()
         self.run.check()
         if not 0 < self.optimizer.lr < math.inf:
             raise ConfigError(f"optimizer.lr must be positive, got {self.optimizer.lr}")
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "eps", "momentum", "clip"):
             if not 0 <= getattr(self.optimizer, name) < math.inf:
                 raise ConfigError(f"optimizer.{name} must be 0 or more, got {getattr(self.optimizer, name)}")
         if not 0 <= self.schedule.warmup < self.run.steps:
@@ -210,8 +224,6 @@ class Config:
             raise ConfigError(f"schedule.final is a share between 0 and 1, got {self.schedule.final}")
         if not self.schedule.rho > 0:
             raise ConfigError(f"schedule.rho must be above 0, got {self.schedule.rho}")
-        if not 0 < self.data.held_out < 1:
-            raise ConfigError(f"data.held_out is a share between 0 and 1, got {self.data.held_out}")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -227,7 +239,7 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
     document: Any = {}
     if path is not None:
         try:
-            document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+            document = _yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
         except yaml.YAMLError as error:
@@ -247,12 +259,21 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
             if not isinstance(place, dict):
                 raise ConfigError(f"{word!r}: {section} is no section")
         try:
-            place[key] = yaml.load(value, _Loader)
+            place[key] = _yaml(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"{word!r}: no value that YAML knows") from error
     config = from_dict(Config, document, where)
     config.check()
     return config
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # of a value that only looks like a date, such as 2020-13-45, and the like
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -313,7 +334,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if hint is float and not isinstance(value, bool):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if math.isnan(number):
             raise ConfigError(f"{where}: must be a number, got {value!r}")

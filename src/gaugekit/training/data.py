@@ -64,12 +64,12 @@ def prepare(config: DataConfig, folder: Path, track: Track[Any] = untracked) -> 
     a folder, one goes first.
 
     Raises:
-        DataError: as `gaugekit.training.sources.texts`; a text that is empty or too short to be divided, a vocabulary
-            without room for a merge, or a folder with other files in it.
+        ConfigError: a share or a vocabulary out of range.
+        DataError: as `gaugekit.training.sources.texts`; a text that is empty or too short to be divided, or a folder
+            with other files in it.
         CheckpointError: the folder cannot be written.
     """
-    if config.tokenizer == "bpe" and config.vocab < 257:
-        raise DataError(f"data.vocab must be at least 257 for bpe, 256 bytes and a merge, got {config.vocab}")
+    config.check()
     folder = folder.expanduser().resolve()
     fingerprint = _fingerprint(config)
     found = _opened(config, folder, fingerprint)
@@ -96,7 +96,7 @@ def prepare(config: DataConfig, folder: Path, track: Track[Any] = untracked) -> 
             parts = track(pieces(texts(config), start, stop), (stop - start) // PIECE + 1, f"encoding {share}")
             counts[share] = _write(partial / name, tokenizer.arrays(parts), dtype)
             if counts[share] < 2:
-                raise DataError(f"{config.source}: is too short: its {share} share has {counts[share]} tokens")
+                raise DataError(f"{config.source}: its {share} share has fewer than 2 tokens: take a longer text")
         tokenizer.save(partial)
         meta = {
             "format": FORMAT,

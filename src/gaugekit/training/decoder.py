@@ -89,8 +89,8 @@ class Decoder(nn.Module):
         self.norm_embedding = norm_of(config) if config.placement == "peri" and not on_sphere else None
         self.blocks = nn.ModuleList(sphere_block(config) if on_sphere else Block(config) for _ in range(config.layers))
         self.norm = norm_of(config) if not on_sphere and config.placement != "post" else None
-        linear = Reader if on_sphere else nn.Linear
-        self.head = linear(config.width, config.vocab) if on_sphere else nn.Linear(config.width, config.vocab, False)
+        d, vocab = config.width, config.vocab
+        self.head = Reader(d, vocab) if on_sphere else nn.Linear(d, vocab, bias=False)
         self.s_z = Scale(config.vocab, 1.0, config.width**-0.5) if on_sphere else None
         if config.tied:
             self.head.weight = self.embedding.weight

@@ -21,10 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 
-from gaugekit.errors import TrainingError
+from gaugekit.errors import ConfigError, TrainingError
+from gaugekit.training.config import RunConfig
 from gaugekit.training.decoder import Decoder
 
-__all__ = ["Member", "device_of", "first", "in_turn", "join", "rank", "shard", "wait", "weights", "world"]
+__all__ = ["Member", "device_of", "first", "in_turn", "join", "rank", "shard", "share", "wait", "weights", "world"]
 
 T = TypeVar("T")
 
@@ -97,6 +98,17 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def share(config: RunConfig) -> int:
+    """How many windows of a step a process has at a time. Raises `ConfigError` where the batch does not split so."""
+    parts = world() * config.accumulation
+    if config.batch % parts:
+        raise ConfigError(
+            f"run.batch={config.batch} does not split over {world()} processes and "
+            f"run.accumulation={config.accumulation}: take a multiple of {parts}"
+        )
+    return config.batch // parts
 
 
 def wait() -> None:

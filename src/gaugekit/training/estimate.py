@@ -63,18 +63,19 @@ class Estimate:
 def estimate(config: Config, out: Path | None = None) -> Estimate:
     """What a run of this config would take. Of `out`, token files that are there already are asked how many they are.
 
-    Raises: ConfigError, DataError as the run itself would.
+    Raises: ConfigError, DataError as the run itself would, but for what is seen only when all of the text is read.
     """
     config.check()
     known, tokens = _data(config.data, out)
+    config.model.check_vocab(known)
     vocab = config.model.vocab or known or config.data.vocab
     model_config = replace(config.model, vocab=vocab)
-    part = config.run.batch // config.run.accumulation // distributed.world()
+    part = distributed.share(config.run)
     wide = 2 if config.run.precision == "float64" else 1  # found in float32
     shapes = FakeTensorMode()
     with shapes, _Any():
         model = Decoder(model_config)
-        activations = _activations(model, max(1, part), model_config, config.run.precision)
+        activations = _activations(model, part, model_config, config.run.precision)
     with _Any(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor", category=UserWarning)
         optimizer = optimizers.make(model, config.optimizer)

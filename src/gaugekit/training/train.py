@@ -79,13 +79,14 @@ def train(
     Raises:
         ConfigError: values that do not go together, a package that is missing, a folder with a run of another config.
         DataError: as `gaugekit.training.data.prepare`; a text shorter than the context.
-        TrainingError: a loss, gradient or weight that is not finite, with the last good checkpoint; a checkpoint that
-            is damaged or cannot be written; another process that trains in the folder.
+        TrainingError: a loss, gradient or weight that is not finite, or memory that is not enough, with the last good
+            checkpoint; a checkpoint that is damaged or cannot be written; a log that has lost its records; another
+            process that trains in the folder.
         CheckpointError: a folder that cannot be written.
     """
     config.check()
     trackers.check(config)
-    _check_batch(config)
+    distributed.share(config.run)
     run = Run(out.expanduser().resolve())
     config = run.agreed(config)
     if run.finished(config):
@@ -96,10 +97,12 @@ def train(
         with _only_if_it_starts(run):
             data = distributed.in_turn(lambda: _data(config, run, track))
             config = replace(config, model=replace(config.model, vocab=config.model.vocab or data.vocab))
-            state, parameters = _start(config, data, device)
+            with _enough_memory():
+                state, parameters = _start(config, data, device)
         log, resumed = _resume(config, run, state, stack)
         try:
-            _train(config, run, data, state, resumed, log, watch)
+            with _enough_memory():
+                _train(config, run, data, state, resumed, log, watch)
         except TrainingError as error:
             last = checkpoints.newest(run.checkpoints)
             kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
@@ -108,15 +111,6 @@ def train(
         known = {"parameters": parameters, "processes": distributed.world(), "resumed": resumed}
         distributed.first(lambda: _finish(config, run, data, weights, known))
     return _report(run, config)
-
-
-def _check_batch(config: Config) -> None:
-    parts = distributed.world() * config.run.accumulation
-    if config.run.batch % parts:
-        raise ConfigError(
-            f"run.batch={config.run.batch} does not split over {distributed.world()} processes and "
-            f"run.accumulation={config.run.accumulation}: take a multiple of {parts}"
-        )
 
 
 @contextmanager
@@ -134,11 +128,24 @@ def _only_if_it_starts(run: Run) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On the CPU torch has no class for it.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise TrainingError(
+            "there is not enough memory: raise run.accumulation, or lower run.batch, model.context or model.width; "
+            "--dry-run says what they take"
+        ) from error
+
+
 def _data(config: Config, run: Run, track: Track[Any]) -> TokenData:
     data = prepare(config.data, Path(config.data.cache) if config.data.cache else run.data, track)
     data.check(config.model.context)
-    if 0 < config.model.vocab < data.vocab:
-        raise ConfigError(f"model.vocab={config.model.vocab} is less than the tokenizer's {data.vocab}: leave it out")
+    config.model.check_vocab(data.vocab)
     return data
 
 
@@ -189,7 +196,7 @@ def _train(
     config: Config, run: Run, data: TokenData, state: checkpoints.State, start: int, log: Log | None, watch: Watch
 ) -> None:
     c, n, model = config.run, config.model.context, state.model
-    own = c.batch // (distributed.world() * c.accumulation)
+    own = distributed.share(c)
     held_out = evaluation(data.held_out, n, own, c.evaluation_batches * c.batch // own)
     windows = Windows(data.train, n, c.batch, c.seed)
 
@@ -251,18 +258,21 @@ def _check_weights(state: checkpoints.State, taken: int) -> None:
 
 def _finish(config: Config, run: Run, data: TokenData, weights: dict[str, torch.Tensor], known: Record) -> None:
     """Export the model, and write the report."""
+    records = list(run.records())
+    trained = [record for record in records if "loss" in record]
+    tested = [record for record in records if "held_out" in record]
+    if any(not found or found[-1]["step"] != config.run.steps for found in (trained, tested)):
+        raise TrainingError(f"{run.log}: has lost records; delete the newest checkpoint to make them again")
     model = Decoder(config.model).to(_dtype(config))
     model.load_state_dict(weights)
     shutil.rmtree(run.model, ignore_errors=True)  # of fewer steps, if it is there
     architecture = export(model, run.model, data.tokenizer)
-    records = list(run.records())
-    trained = [record for record in records if "loss" in record]
     report = TrainReport(
         out=str(run.path),
         steps=config.run.steps,
         tokens=trained[-1]["tokens"],
         loss=trained[-1]["loss"],
-        held_out=[record["held_out"] for record in records if "held_out" in record][-1],
+        held_out=tested[-1]["held_out"],
         tokens_per_second=median(record["tokens_per_second"] for record in trained[1:] or trained),
         checkpoint=str(checkpoints.newest(run.checkpoints)),
         model=str(run.model),
