@@ -18,9 +18,8 @@ from gaugekit.training.config import (
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
-    from_dict,
-    read,
 )
+from gaugekit.training.reading import from_dict, read
 
 FULL = Config(
     ModelConfig(

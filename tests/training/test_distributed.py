@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file
 from two import environment_of_members
 
-from gaugekit.training.config import read
+from gaugekit.training.reading import read
 from gaugekit.training.steps import Step
 from gaugekit.training.train import train
 

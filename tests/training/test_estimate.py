@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gaugekit.errors import ConfigError, DataError
-from gaugekit.training.config import Config, read
+from gaugekit.training.config import Config
 from gaugekit.training.data import prepare
 from gaugekit.training.decoder import Decoder
 from gaugekit.training.estimate import estimate
 from gaugekit.training.optimizers import make
+from gaugekit.training.reading import read
 from gaugekit.training.steps import loss_sum, steps
 
 TINY = ("model.width=16", "model.layers=2", "model.heads=2", "model.context=8", "run.batch=4", "model.vocab=256")

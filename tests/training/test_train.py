@@ -26,9 +26,10 @@ from two import environment_of_members
 
 import gaugekit.training.steps
 from gaugekit.errors import CheckpointError, ConfigError, DataError, GaugekitError, TrainingError
-from gaugekit.training.config import Config, read
+from gaugekit.training.config import Config
 from gaugekit.training.data import Windows, evaluation, prepare
 from gaugekit.training.decoder import Decoder
+from gaugekit.training.reading import read
 from gaugekit.training.steps import Step
 from gaugekit.training.train import TrainReport, train
 
@@ -221,7 +222,7 @@ def test_going_on_is_as_never_having_stopped(text: Path, tmp_path: Path, kind: s
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from gaugekit.training.config import read
+from gaugekit.training.reading import read
 from gaugekit.training.train import train
 
 for name, *words in eval(sys.argv[2]):

@@ -20,7 +20,7 @@ from gaugekit.training import distributed
 
 
 def runs(folder: Path) -> None:
-    from gaugekit.training.config import read
+    from gaugekit.training.reading import read
     from gaugekit.training.train import train
 
     warnings.simplefilter("error", UserWarning)  # FSDP2 warns of what would train wrongly

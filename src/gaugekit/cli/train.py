@@ -58,14 +58,14 @@ def train(
     torchrun --nproc-per-node N -m gaugekit.cli.main train ...
     """
     with _ended_by_torchrun(), reporting_errors(debug):
-        from gaugekit.training import config, distributed
+        from gaugekit.training import distributed, reading
 
         member = distributed.join()
         quiet = member is not None and member.rank > 0
         with _one_voice(member):
             words = list(arguments or [])
             path = Path(words.pop(0)) if words and "=" not in words[0] else None
-            asked = config.read(path, words)
+            asked = reading.read(path, words)
             if dry_run:
                 _estimate(asked, out, as_json, quiet)
             elif out is None:

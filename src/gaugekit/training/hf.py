@@ -20,8 +20,9 @@ from transformers.utils.generic import can_return_tuple
 
 from gaugekit.errors import CheckpointError, ConfigError
 from gaugekit.models.registry import HARMLESS
-from gaugekit.training.config import ModelConfig, from_dict
+from gaugekit.training.config import ModelConfig
 from gaugekit.training.decoder import Decoder
+from gaugekit.training.reading import from_dict
 
 __all__ = ["GaugekitConfig", "GaugekitForCausalLM"]
 

@@ -22,7 +22,8 @@ from gaugekit.optim.pairs import Pair
 from gaugekit.optim.projected import Horizontal
 from gaugekit.optim.quotient import QuotientAdam, QuotientSGD, Unit
 from gaugekit.optim.schedules import constant, cosine_decay, logarithmic_decay
-from gaugekit.training.config import OptimizerConfig, ScheduleConfig, typed
+from gaugekit.training.config import OptimizerConfig, ScheduleConfig
+from gaugekit.training.reading import typed
 
 __all__ = ["OPTIONS", "make", "schedule"]
 

@@ -21,7 +21,8 @@ from typing import IO, Any, Self
 from gaugekit.checkpoint.staging import reported
 from gaugekit.errors import ConfigError, TrainingError
 from gaugekit.training import checkpoints
-from gaugekit.training.config import Config, from_dict
+from gaugekit.training.config import Config
+from gaugekit.training.reading import from_dict
 
 __all__ = ["Log", "Run"]
 
