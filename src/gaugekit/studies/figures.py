@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "curve", "panels"]
+__all__ = ["COLOURS", "band", "curve", "panels"]
 
 COLOURS = ("#1f4e79", "#c0504d", "#4f8f4f", "#8064a2", "#d08a2e", "#3b9bb3", "#777777", "#b5698b")
 
@@ -33,15 +33,19 @@ def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 2.8,
 
 
 def curve(axis: Axes, arm: ArmResult, colour: str, key: str = "curve", label: str | None = None) -> None:
-    """The mean over seeds of [x, y] points, and the range of the seeds; runs that broke off are counted, not drawn."""
-    whole: list[Sequence[Sequence[float]]] = [run[key] for run in arm.runs if "failed" not in run]
+    """The `band` of an arm's [x, y] points over seeds; runs that broke off are counted, not drawn."""
     name = arm.arm.name if label is None else label
-    broken = len(arm.runs) - len(whole)
+    broken = len(arm.runs) - len(arm.whole)
     name += f" ({broken} of {len(arm.runs)} broke off)" if broken else ""
-    if not whole:
-        axis.plot([], [], color=colour, label=name)
+    band(axis, [run[key] for run in arm.whole], colour, name)
+
+
+def band(axis: Axes, curves: Sequence[Sequence[Sequence[float]]], colour: str, label: str) -> None:
+    """The mean of curves, each of [x, y] points at the same x, and the range in which they lie."""
+    if not curves:
+        axis.plot([], [], color=colour, label=label)
         return
-    x = [point[0] for point in whole[0]]
-    columns = [[run[i][1] for run in whole] for i in range(len(x))]
-    axis.plot(x, [sum(c) / len(c) for c in columns], color=colour, linewidth=1.3, label=name)
+    x = [point[0] for point in curves[0]]
+    columns = [[each[i][1] for each in curves] for i in range(len(x))]
+    axis.plot(x, [sum(c) / len(c) for c in columns], color=colour, linewidth=1.3, label=label)
     axis.fill_between(x, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0)

@@ -190,7 +190,7 @@ def tables(result: Result) -> tuple[Table, ...]:
     for name, arms in result.groups().items():
         standard = result[f"{name} / {STANDARD}"]
         for arm in arms:
-            whole = [each for each in arm.runs if "failed" not in each]
+            whole = arm.whole
             cells = ["broke off"] * 5
             if whole:
                 means = {key: math.fsum(each[key] for each in whole) / len(whole) for key in whole[0] if key != "curve"}
@@ -206,7 +206,7 @@ def tables(result: Result) -> tuple[Table, ...]:
                 (
                     name,
                     arm.arm.name,
-                    f"{arm.rate:g}{' (edge)' if arm.at_edge else ''}",
+                    arm.told_rate,
                     interval(arm.values("held_out")).text(),
                     cells[2],
                     "" if alone else told(arm, standard),
@@ -288,8 +288,7 @@ def changes(axis: Axes, result: Result, names: Sequence[str]) -> None:
             for j, name in enumerate(names)
             for arm in result.arms
             if arm.arm.name == name
-            for each in arm.runs
-            if "failed" not in each
+            for each in arm.whole
         ]
         axis.plot(
             [x for x, _ in points], [y for _, y in points], "o", markersize=2.5, alpha=0.5, color=colour, label=label

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gaugekit.studies.figures import COLOURS, curve, panels
-from gaugekit.studies.fitting import fit, language, made, sized
+from gaugekit.studies.fitting import SIZE, fit, language, made, sized
 from gaugekit.studies.stats import interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 from gaugekit.training.config import ModelConfig, OptimizerConfig
@@ -136,12 +136,12 @@ def dearer(result: Result) -> float:
 def losses(result: Result) -> Table:
     rows = []
     for arm in result.arms:
-        numbers = [run for run in arm.runs if "failed" not in run]
+        numbers = arm.whole
         rows.append(
             (
                 arm.arm.name,
                 f"{round(arm.arm.settings['share'] * result.budget.steps)}",
-                f"{arm.rate:g}{' (edge of the grid)' if arm.at_edge else ''}",
+                arm.told_rate,
                 interval(arm.values("held_out")).text(),
                 interval(arm.values("training")).text(),
                 interval(arm.values("seconds")).text(1),
@@ -227,7 +227,7 @@ STUDY = Study(
         steps=512,
         rates=(1e-3, 2.5e-3, 6.25e-3, 1.56e-2, 3.91e-2, 9.77e-2),
         seeds=(0, 1, 2, 3, 4),
-        options={"width": 64, "layers": 3, "heads": 4, "context": 64, "batch": 16},
+        options=SIZE,
     ),
     quick=Budget(
         steps=8,

@@ -19,15 +19,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gaugekit.studies.figures import COLOURS, curve, panels
+from gaugekit.studies.figures import COLOURS, band, panels
+from gaugekit.studies.fitting import SIZE
 from gaugekit.studies.stats import interval
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
+from gaugekit.studies.watching import Passage, passages, place_names, watched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from gaugekit.studies.watching import Passage
     from gaugekit.training.decoder import Decoder
 
 LOST = 1e-4
@@ -83,8 +84,6 @@ def measure(model: Decoder, windows: Sequence[Tensor]) -> Measured:
     """By key of `kernel_of` a list over norms; exact: "variance" where a window is read in float64."""
     from copy import deepcopy
 
-    from gaugekit.studies.watching import passages
-
     found = [kernel_of(passage) for passage in passages(model, windows)]
     exact = [kernel_of(passage)["variance"] for passage in passages(deepcopy(model).double(), windows[:1])]
     return {key: [each[key] for each in found] for key in found[0]} | {"exact": exact}
@@ -98,38 +97,32 @@ def worst(found: Measured) -> Measured:
 
 
 def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
-    from gaugekit.studies.watching import watched
-
     measured = watched(arm, rate, seed, budget, measure)
     through = measured["through"]
     end = {key: [float(f"{each:.4g}") for each in values] for key, values in through[-1][1].items()}
     return {**measured, "through": [[step, worst(found)] for step, found in through], "end": end}
 
 
-def whole(arm: ArmResult) -> list[Measured]:
-    return [each for each in arm.runs if "failed" not in each]
-
-
 def all_points(arm: ArmResult, key: str) -> list[float]:
-    return [found[key] for each in whole(arm) for _, found in each["through"]]
+    return [found[key] for each in arm.whole for _, found in each["through"]]
 
 
 def conclude(result: Result) -> Conclusion:
     layer, rms = result[LAYER], result[RMS]
-    broken = sum(len(arm.runs) - len(whole(arm)) for arm in result.arms)
-    if not (whole(layer) and whole(rms)):
+    broken = sum(len(arm.runs) - len(arm.whole) for arm in result.arms)
+    if not (layer.whole and rms.whole):
         return Conclusion("inconclusive", "an arm broke off in every run", tables(result))
     lost = max(all_points(layer, "lost"))
-    absent = not any(each["through"][0][1]["null"] for each in whole(rms)) and not any(
-        found["null"] and found["least"] < LOST for each in whole(rms) for _, found in each["through"]
+    absent = not any(each["through"][0][1]["null"] for each in rms.whole) and not any(
+        found["null"] and found["least"] < LOST for each in rms.whole for _, found in each["through"]
     )
-    rival = [each["through"][-1][1]["rival"] for each in whole(layer)]
+    rival = [each["through"][-1][1]["rival"] for each in layer.whole]
     verdict: Verdict = "confirmed"
     if lost > LOST or not absent:
         verdict = "not confirmed"
     elif broken or min(rival) <= LOST:
         verdict = "inconclusive"
-    turned = interval([each["through"][-1][1]["turned"] for each in whole(layer)])
+    turned = interval([each["through"][-1][1]["turned"] for each in layer.whole])
     further = max(all_points(layer, "null")) - 1
     line = (
         f"|cos| of γ⁻¹ and the measured null direction is at least 1 − {lost:.0e} at every norm and point of training, "
@@ -142,7 +135,7 @@ def conclude(result: Result) -> Conclusion:
 def tables(result: Result) -> tuple[Table, ...]:
     over, placed = [], []
     for arm in result.arms:
-        start, end = ([each["through"][i][1] for each in whole(arm)] for i in (0, -1))
+        start, end = ([each["through"][i][1] for each in arm.whole] for i in (0, -1))
         cells = ["broke off"] * 8
         if end:
             cells = [
@@ -154,10 +147,10 @@ def tables(result: Result) -> tuple[Table, ...]:
                 f"{min(all_points(arm, 'nearest')):.1e}",
                 f"{max(all_points(arm, 'null')):.0f}",
             ]
-        rate = f"{arm.rate:g}{' (edge)' if arm.at_edge else ''}"
+        rate = arm.told_rate
         over.append((arm.arm.name, rate, interval(arm.values("held_out")).text(), *cells))
-        for i, place in enumerate(names(result)):
-            ends = [each["end"] for each in whole(arm)]
+        for i, place in enumerate(place_names(result.budget.options["layers"])):
+            ends = [each["end"] for each in arm.whole]
             means = {key: math.fsum(each[key][i] for each in ends) / len(ends) for key in ends[0]} if ends else {}
             forms = {"lost": ".1e", "rival": ".1e", "turned": ".2f", "variance": ".1e", "next": ".1e", "null": ".1f"}
             cells = [format(means[key], form) if means else "broke off" for key, form in forms.items()]
@@ -197,22 +190,14 @@ def tables(result: Result) -> tuple[Table, ...]:
     )
 
 
-def names(result: Result) -> list[str]:
-    layers = result.budget.options["layers"]
-    return [f"{i} {branch}" for i in range(layers) for branch in ("attention", "MLP")] + ["final"]
-
-
 def draw(result: Result) -> Figure:
     figure, axes = panels(3)
     cosines, turns, variances = axes[0]
 
     def line(axis, arm: ArmResult, key: str, colour: str, label: str) -> None:
-        runs = tuple(
-            # Rounding may leave exactly nothing, which a logarithm does not show.
-            {"curve": [[max(step, 0.5), max(found[key], 1e-33)] for step, found in each["through"]]}
-            for each in whole(arm)
-        )
-        curve(axis, ArmResult(arm.arm, {}, None, False, runs), colour, label=label)
+        # Rounding may leave exactly nothing, which a logarithm does not show.
+        runs = [[(max(step, 0.5), max(found[key], 1e-33)) for step, found in each["through"]] for each in arm.whole]
+        band(axis, runs, colour, label)
 
     layer, rms = result[LAYER], result[RMS]
     line(cosines, layer, "lost", COLOURS[0], "LayerNorm, γ⁻¹")
@@ -264,7 +249,7 @@ STUDY = Study(
         steps=500,
         rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         seeds=(0, 1, 2, 3, 4),
-        options={"width": 64, "layers": 3, "heads": 4, "context": 64, "batch": 16, "points": 12},
+        options={**SIZE, "points": 12},
     ),
     quick=Budget(
         steps=6,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gaugekit.models.registry import describe
-from gaugekit.studies.figures import COLOURS, panels
+from gaugekit.studies.figures import COLOURS, band, panels
 from gaugekit.studies.fitting import SIZE, fit, language, made, sized
 from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
@@ -145,7 +145,7 @@ def conclude(result: Result) -> Conclusion:
 
 def distances(arm: ArmResult) -> tuple[str, str, str]:
     """Medians over seeds: before, after permutations, after everything."""
-    whole = [run["distances"] for run in arm.runs if "failed" not in run]
+    whole = [run["distances"] for run in arm.whole]
     if not whole:
         return "–", "–", "–"
     before, permuted, aligned = (
@@ -159,14 +159,9 @@ def draw(result: Result) -> Figure:
     """Mean loss on the way, and the range of the seeds."""
     figure, axes = panels(len(result.arms), sharey=True)
     for axis, arm in zip(axes.flat, result.arms, strict=True):
-        whole = [run["ways"] for run in arm.runs if "failed" not in run]
         for (way, label), colour in zip(WAYS.items(), COLOURS, strict=False):
-            columns = list(zip(*(ways[way] for ways in whole), strict=True))
-            t = [i / max(1, len(columns) - 1) for i in range(len(columns))]
-            axis.plot(t, [sum(c) / len(c) for c in columns], color=colour, label=label, linewidth=1.3)
-            axis.fill_between(
-                t, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0
-            )
+            ways = [run["ways"][way] for run in arm.whole]
+            band(axis, [[(i / (len(way) - 1), y) for i, y in enumerate(way)] for way in ways], colour, label)
         axis.set_title(arm.arm.name, fontsize=9)
         axis.set_xlabel("t, from A to B", fontsize=8)
     axes[0, 0].set_ylabel("held-out loss, nats", fontsize=8)

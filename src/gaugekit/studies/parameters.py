@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gaugekit.studies.figures import COLOURS, curve, panels
+from gaugekit.studies.figures import COLOURS, band, curve, panels
 from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 
@@ -187,20 +187,16 @@ def told(found: Interval) -> str:
     return f"{found.mean:+.2f}{f' ± {found.half:.2f}' if math.isfinite(found.half) else ''} %"
 
 
-def whole(arm: ArmResult) -> list[Measured]:
-    return [each for each in arm.runs if "failed" not in each]
-
-
 def pace(arm: ArmResult) -> float:
     """Seconds a token."""
-    runs = whole(arm)
+    runs = arm.whole
     return math.fsum(each["seconds"] for each in runs) / sum(each["tokens"] for each in runs) if runs else math.inf
 
 
 def tables(result: Result) -> tuple[Table, ...]:
     rows = []
     for arm in result.arms:
-        runs, name = whole(arm), arm.arm.name
+        runs, name = arm.whole, arm.arm.name
         cells = ["broke off"] * 7
         if runs:
             ends = [interval([each["conditions"][i][1] for each in runs]) for i in (0, -1)]
@@ -212,7 +208,7 @@ def tables(result: Result) -> tuple[Table, ...]:
                 *(each.text(n) for each, n in zip(sharp, digits, strict=True)),
                 f"{1e-3 / pace(arm):.1f}",
             ]
-        rate = f"{arm.rate:g}{' (edge)' if arm.at_edge else ''}"
+        rate = arm.told_rate
         loss = interval(arm.values("held_out")).text()
         rows.append(
             (name, cells[0], rate, loss, "" if name == STANDARD else told(difference(result, name)), *cells[1:])
@@ -239,18 +235,18 @@ def draw(result: Result) -> Figure:
     (by_step, by_time), (by_rate, conditions) = axes
     for colour, arm in zip(COLOURS, result.arms, strict=False):
         curve(by_step, arm, colour)
-        runs, seconds = whole(arm), pace(arm)
-        timed = tuple(
-            {"curve": [[step * seconds * each["tokens"] / result.budget.steps, loss] for step, loss in each["curve"]]}
+        runs, seconds = arm.whole, pace(arm)
+        timed = [
+            [(step * seconds * each["tokens"] / result.budget.steps, loss) for step, loss in each["curve"]]
             for each in runs
-        )
-        curve(by_time, ArmResult(arm.arm, {}, None, False, timed), colour)
+        ]
+        band(by_time, timed, colour, arm.arm.name)
         curve(conditions, arm, colour, key="conditions")
         tried = [(float(rate), loss) for rate, loss in arm.tuning.items() if math.isfinite(loss)]
         by_rate.plot([x for x, _ in tried], [y for _, y in tried], "o-", markersize=3, linewidth=1, color=colour)
     for axis, x in ((by_step, "steps"), (by_time, "seconds of steps")):
-        losses = [loss for arm in result.arms for each in whole(arm) for _, loss in each["curve"]]
-        early = [loss for arm in result.arms for each in whole(arm) for _, loss in each["curve"][2:]] or losses
+        losses = [loss for arm in result.arms for each in arm.whole for _, loss in each["curve"]]
+        early = [loss for arm in result.arms for each in arm.whole for _, loss in each["curve"][2:]] or losses
         if losses:
             axis.set_ylim(0.97 * min(losses), 1.03 * max(early))
         label(axis, "Training", x, "training loss (nats)")

@@ -159,7 +159,7 @@ def independent(result: Result) -> Verdict:
     """Claim (a). Runs that broke off from the start as drawn say nothing about it."""
     distances: dict[str, list[float]] = {}
     for name in (*QUOTIENT, ADAM):
-        arm = replace(result[name], runs=tuple(run for run in result[name].runs if "failed" not in run))
+        arm = replace(result[name], runs=result[name].whole)
         distances[name] = [each for start in MOVED for each in of(arm, start, "apart")]
     if not all(distances.values()):
         return "inconclusive"
@@ -209,7 +209,7 @@ def losses_table(result: Result) -> Table:
     rows = []
     for arm in result.arms:
         base = arm.arm.settings["base"]
-        rate = f"{base:g} × {arm.rate:g}{' (edge of the grid)' if arm.at_edge else ''}"
+        rate = f"{base:g} × {arm.told_rate}"
         ends = (interval(of(arm, start, "held_out")).text() for start in (DRAWN, *MOVED))
         rows.append((arm.arm.name, rate, *ends, interval([run.get("seconds", math.inf) for run in arm.runs]).text(1)))
     names = (DRAWN, *(f"{gauge}, condition {CONDITION:g}" for gauge in GAUGES), f"A × {FACTOR:g}, B / {FACTOR:g}")
@@ -220,7 +220,7 @@ def losses_table(result: Result) -> Table:
 def paths_table(result: Result) -> Table:
     rows = []
     for arm in result.arms:
-        whole = [run for run in arm.runs if "failed" not in run]
+        whole = arm.whole
         charges = max((run["starts"][DRAWN]["charges"][-1][1] for run in whole), default=math.inf)
         ends = spread(arm, (DRAWN, *GAUGES)), spread(arm, (DRAWN, UNBALANCED))
         numbers = (max(apart(arm, GAUGES)), max(apart(arm, (UNBALANCED,))), *map(max, ends), charges)
@@ -259,7 +259,7 @@ def draw(result: Result) -> Figure:
     drifts(axes[0, 2], result)
     for axis, name in zip(axes[1], (ADAM, QUOTIENT_ADAM, "Muon"), strict=True):
         for start, (_, style, colour) in KINDS.items():
-            kept = (run["starts"][start].get("curve") for run in result[name].runs if "failed" not in run)
+            kept = (run["starts"][start].get("curve") for run in result[name].whole)
             points: Any = next(filter(None, kept), [])
             axis.plot([x for x, _ in points], [y for _, y in points], style, color=colour, linewidth=1.2, label=start)
         axis.set_title(f"{name}: loss of steps, nats, one seed", fontsize=8)
@@ -296,7 +296,7 @@ def strips(ends: Axes, distance: Axes, result: Result) -> None:
 def drifts(axis: Axes, result: Result) -> None:
     """Means over seeds, from the start as drawn."""
     for arm, colour in zip(result.arms, COLOURS, strict=True):
-        each = [run["starts"][DRAWN]["charges"][1:] for run in arm.runs if "failed" not in run]
+        each = [run["starts"][DRAWN]["charges"][1:] for run in arm.whole]
         means = [(at[0][0], math.fsum(y for _, y in at) / len(at)) for at in zip(*each, strict=True)]
         axis.plot([x for x, _ in means], [y for _, y in means], color=colour, linewidth=1.2, label=arm.arm.name)
     axis.set_yscale("log")

@@ -64,10 +64,6 @@ def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
     return {**measured, "score": measured["held_out"], "before": before, "after": unselectable_shares(model, windows)}
 
 
-def whole(arm: ArmResult) -> list[Measured]:
-    return [run for run in arm.runs if "failed" not in run]
-
-
 def steps_to_goal(arm: ArmResult) -> list[float]:
     """log₂, inf where the accuracy was not reached."""
     return [math.inf if run.get("to_goal") is None else math.log2(run["to_goal"]) for run in arm.runs]
@@ -79,7 +75,7 @@ def share(run: Measured, when: str, what: str) -> float:
 
 
 def shares(arm: ArmResult, when: str, what: str) -> Interval:
-    return interval([share(run, when, what) for run in whole(arm)] or [math.inf])
+    return interval([share(run, when, what) for run in arm.whole] or [math.inf])
 
 
 def chance(result: Result) -> tuple[float, float]:
@@ -117,9 +113,9 @@ def selects(result: Result) -> tuple[Verdict, str]:
     scaled, unscaled = (
         [result[f"{LANGUAGE} / {name}"] for name in pair] for pair in ((BOTH, SCALING), (PROJECTION, NEITHER))
     )
-    if not all(whole(arm) for arm in (*scaled, *unscaled)):
+    if not all(arm.whole for arm in (*scaled, *unscaled)):
         return "inconclusive", "an arm broke off in every run"
-    most = max(share(run, "after", "inputs") for arm in scaled for run in whole(arm))
+    most = max(share(run, "after", "inputs") for arm in scaled for run in arm.whole)
     without = [shares(arm, "after", "inputs") for arm in unscaled]
     verdict: Verdict = "inconclusive"
     if most > SOME or any(each.high < MATTERS for each in without):
@@ -153,7 +149,7 @@ def tables(result: Result) -> tuple[Table, ...]:
     groups = result.groups()
 
     def head(arm: ArmResult) -> tuple[str, str]:
-        return arm.arm.name, f"{arm.rate:g}{' (edge)' if arm.at_edge else ''}"
+        return arm.arm.name, arm.told_rate
 
     averaged = []
     for arm in groups[MAJORITY]:
@@ -226,7 +222,7 @@ def draw(result: Result) -> Figure:
     selecting.set(title="Unselectable keys after training", ylim=(0, 150), yticks=range(0, 101, 20))
     selecting.set_ylabel("%", fontsize=8)
     for i, (arm, colour) in enumerate(zip(groups[LANGUAGE], COLOURS, strict=False)):
-        found = [run["score"] for run in whole(arm)]
+        found = [run["score"] for run in arm.whole]
         losses.plot([i] * len(found), found, "o", color=colour, markersize=3, alpha=0.6)
         losses.plot([i - 0.2, i + 0.2], [sum(found) / len(found)] * 2 if found else [math.nan] * 2, color=colour)
     losses.set(title="Language, each seed and the mean")

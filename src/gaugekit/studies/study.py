@@ -80,6 +80,16 @@ class ArmResult:
     at_edge: bool
     runs: tuple[Measured, ...]
 
+    @property
+    def whole(self) -> tuple[Measured, ...]:
+        """The runs that did not break off."""
+        return tuple(run for run in self.runs if "failed" not in run)
+
+    @property
+    def told_rate(self) -> str:
+        """The rate as tables have it."""
+        return f"{self.rate:g}{' (edge)' if self.at_edge else ''}"
+
     def values(self, key: str) -> list[float]:
         """One number a seed, inf of a run that broke off or whose number is not finite."""
         found = [math.inf if "failed" in run else run[key] for run in self.runs]

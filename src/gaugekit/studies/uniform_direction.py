@@ -19,9 +19,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gaugekit.studies.figures import COLOURS, curve, panels
+from gaugekit.studies.figures import COLOURS, band, panels
+from gaugekit.studies.fitting import SIZE
 from gaugekit.studies.stats import Interval, interval
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
+from gaugekit.studies.watching import passages, place_names, watched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +70,6 @@ def measure(model: Decoder, windows: Sequence[Tensor]) -> Measured:
 
     from gaugekit.geometry.normalization import uniform_direction
     from gaugekit.geometry.sphere import angle
-    from gaugekit.studies.watching import passages
 
     rows, logs = [], []
     for passage in passages(model, windows):
@@ -91,8 +92,6 @@ def measure(model: Decoder, windows: Sequence[Tensor]) -> Measured:
 
 
 def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
-    from gaugekit.studies.watching import watched
-
     measured = watched(arm, rate, seed, budget, measure)
     end = measured["through"][-1][1]["places"]
     for _, found in measured["through"]:
@@ -106,7 +105,7 @@ def last(run: Measured) -> Measured:
 
 def judged(arm: ArmResult) -> tuple[Verdict, str, Interval, Interval]:
     """Whether the arm keeps away from 1, in words, with the intervals of log₂ of the multiple and of the rank."""
-    whole = [last(run) for run in arm.runs if "failed" not in run]
+    whole = [last(run) for run in arm.whole]
     if not whole:
         return "inconclusive", "broke off", Interval(math.inf, math.inf), Interval(math.inf, math.inf)
     share, rank = interval([math.log2(each["share"]) for each in whole]), interval([each["rank"] for each in whole])
@@ -141,13 +140,13 @@ def tables(result: Result, found: dict[str, tuple[Verdict, str, Interval, Interv
     rows, placed = [], []
     for arm in result.arms:
         _, _, share, rank = found[arm.arm.name]
-        whole = [run for run in arm.runs if "failed" not in run]
+        whole = arm.whole
         start = interval([math.log2(run["through"][0][1]["share"]) for run in whole]) if whole else share
         middle = interval([last(run)["random"][1] for run in whole]) if whole else share
         rows.append(
             (
                 arm.arm.name,
-                f"{arm.rate:g}{' (edge)' if arm.at_edge else ''}",
+                arm.told_rate,
                 interval(arm.values("held_out")).text(),
                 start.text(2),
                 share.text(2),
@@ -155,7 +154,7 @@ def tables(result: Result, found: dict[str, tuple[Verdict, str, Interval, Interv
                 rank.text(2),
             )
         )
-        for i, place in enumerate(names(result)):
+        for i, place in enumerate(place_names(result.budget.options["layers"])):
             each = [run["end"][i] for run in whole]
             columns = [interval([row[k] for row in each]).text(2) for k in range(3)] if each else ["broke off"] * 3
             placed.append((arm.arm.name, place, *columns))
@@ -183,28 +182,23 @@ def tables(result: Result, found: dict[str, tuple[Verdict, str, Interval, Interv
     )
 
 
-def names(result: Result) -> list[str]:
-    layers = result.budget.options["layers"]
-    return [f"{i} {branch}" for i in range(layers) for branch in ("attention", "MLP")] + ["final"]
-
-
 def draw(result: Result) -> Figure:
     figure, axes = panels(3)
     angles, through, ends = axes[0]
-    spread, places = null_spread(result.budget.options["width"]), names(result)
+    spread, places = null_spread(result.budget.options["width"]), place_names(result.budget.options["layers"])
     angles.axhspan(90 - spread, 90 + spread, color="#bbbbbb", alpha=0.4, linewidth=0, label="random vectors")
     for axis in (through, ends):
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":", label="chance")
     for arm, colour in zip(result.arms, COLOURS, strict=False):
-        whole = [run for run in arm.runs if "failed" not in run]
-        lines = [{"curve": [[max(step, 0.5), each["share"]] for step, each in run["through"]]} for run in whole]
-        curve(through, ArmResult(arm.arm, {}, None, False, tuple(lines)), colour)
+        whole = arm.whole
+        lines = [[(max(step, 0.5), each["share"]) for step, each in run["through"]] for run in whole]
+        band(through, lines, colour, arm.arm.name)
         if not whole:
             continue
         steps = [max(step, 0.5) for step, _ in whole[0]["through"]]
         points = range(len(steps))
 
-        def mean(key: str, point: int, i: int, whole: list[Measured] = whole) -> float:
+        def mean(key: str, point: int, i: int, whole: tuple[Measured, ...] = whole) -> float:
             return math.fsum(run["through"][point][1][key][i] for run in whole) / len(whole)
 
         for i in range(len(places)):
@@ -261,7 +255,7 @@ STUDY = Study(
         steps=500,
         rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         seeds=(0, 1, 2, 3, 4, 5, 6, 7),
-        options={"width": 64, "layers": 3, "heads": 4, "context": 64, "batch": 16, "points": 12},
+        options={**SIZE, "points": 12},
     ),
     quick=Budget(
         steps=6,

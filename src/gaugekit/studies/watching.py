@@ -18,7 +18,7 @@ from gaugekit.studies.study import Arm, Budget, Measured
 from gaugekit.training.config import OptimizerConfig
 from gaugekit.training.decoder import Block, Decoder
 
-__all__ = ["Passage", "Through", "passages", "places", "points", "watched"]
+__all__ = ["Passage", "Through", "passages", "place_names", "places", "points", "watched"]
 
 WATCHED = 4  # held-out batches, at even distances
 
@@ -33,15 +33,20 @@ class Passage:
     after: Tensor
 
 
+def place_names(layers: int) -> list[str]:
+    """Of all norms of a pre-norm decoder in their order: "0 attention", "0 MLP", "1 attention", ..., "final"."""
+    return [f"{i} {branch}" for i in range(layers) for branch in ("attention", "MLP")] + ["final"]
+
+
 def places(model: Decoder) -> dict[str, nn.Module]:
-    """Norms of a pre-norm decoder in their order, by place: "0 attention", "0 MLP", "1 attention", ..., "final"."""
-    found: dict[str, nn.Module] = {}
-    for i, block in enumerate(model.blocks):
+    """Norms of a pre-norm decoder by the names of `place_names`; without a last norm there is no "final"."""
+    norms: list[nn.Module] = []
+    for block in model.blocks:
         assert isinstance(block, Block)
-        found[f"{i} attention"], found[f"{i} MLP"] = block.norm_attention, block.norm_mlp
+        norms += [block.norm_attention, block.norm_mlp]
     if model.norm is not None:
-        found["final"] = model.norm
-    return found
+        norms.append(model.norm)
+    return dict(zip(place_names(len(model.blocks)), norms, strict=False))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn, tensor
 
 from gaugekit.studies.figures import COLOURS, curve, panels
-from gaugekit.studies.fitting import fit, language, made, sized, thinned
+from gaugekit.studies.fitting import SIZE, fit, language, made, sized, thinned
 from gaugekit.studies.stats import Interval, interval, paired
 from gaugekit.studies.study import Arm, ArmResult, Budget, Conclusion, Measured, Result, Study, Table, Verdict
 from gaugekit.training.config import OptimizerConfig
@@ -122,13 +122,13 @@ def conclude(result: Result) -> Conclusion:
 def losses(result: Result) -> Table:
     rows = []
     for arm in result.arms:
-        whole = [run for run in arm.runs if "failed" not in run]
+        whole = arm.whole
         alphas = [alpha for run in whole for alpha in run["alphas"]]
         rows.append(
             (
                 arm.arm.name,
                 arm.arm.group,
-                f"{arm.rate:g}{' (edge of the grid)' if arm.at_edge else ''}",
+                arm.told_rate,
                 interval(arm.values("held_out")).text(),
                 interval(arm.values("training")).text(),
                 interval(arm.values("seconds")).text(1),
@@ -156,7 +156,7 @@ def shares(result: Result) -> Table:
 def draw(result: Result) -> Figure:
     figure, axes = panels(3)
     colours: dict[str, str] = dict(zip(NORMS, COLOURS, strict=False))
-    curves = [run["curve"] for arm in result.arms for run in arm.runs if "failed" not in run]
+    curves = [run["curve"] for arm in result.arms for run in arm.whole]
     shown = [loss for each in curves for _, loss in each[len(each) // 6 :]]  # the first drop is alike in all
     for axis, group in zip(axes[0], (PLAIN, SCALED), strict=False):
         for arm in result.groups()[group]:
@@ -225,7 +225,7 @@ STUDY = Study(
         steps=600,
         rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
         seeds=(0, 1, 2, 3, 4),
-        options={"width": 64, "layers": 3, "heads": 4, "context": 64, "batch": 16},
+        options=SIZE,
     ),
     quick=Budget(
         steps=6,
