@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gaugekit.models.spec import Spec, Stream
@@ -30,10 +29,10 @@ from gaugekit.models.view import Edit, View
 from gaugekit.symmetry import Circuits, Symmetries, Symmetry, circuits
 from gaugekit.symmetry.base import Translation, present
 from gaugekit.symmetry.heads import HeadOrder, QueryKey, ValueOutput, beside, place_complex, with_bias
-from gaugekit.symmetry.orbit import Homeward, turn
+from gaugekit.symmetry.orbit import Homeward
 from gaugekit.symmetry.stream import Frame, StreamOrder
 from gaugekit.symmetry.units import GatedUnitScale, UnitOrder
-from gaugekit.verbs.matching import inner_products, pair_groups, pair_units
+from gaugekit.verbs.matching import assigned, assigned_with_signs, likeness, pair_groups, pair_units, unitary
 
 __all__ = ["Aligned", "Allowed", "align_weights"]
 
@@ -101,12 +100,10 @@ def align_weights(
 
 def settled(tensors: Mapping[str, Tensor], symmetries: Iterable[Symmetry]) -> Tensors:
     """These at their representatives. What divides by a zero weight is left as it is."""
+    edit = Edit(tensors)
+    possible = [s for s in symmetries if all(bool((edit[view] != 0).all()) for view in Homeward.divisors(s))]
     moved = {name: value.double() for name, value in tensors.items()}
-    for symmetry in sorted(symmetries, key=turn):
-        edit = Edit(moved)
-        if all(bool((edit[view] != 0).all()) for view in Homeward.divisors(symmetry)):
-            moved |= symmetry.act(moved, symmetry.fix(edit))
-    return moved
+    return moved | Homeward(possible, moved.__getitem__).move(tuple(moved), moved.__getitem__)
 
 
 def distance(ours: Tensors, theirs: Tensors, unseen: Iterable[View]) -> float:
@@ -162,19 +159,9 @@ def stream_order(
     symmetry: StreamOrder, mine: Edit, other: Edit, allowed: Allowed, names: Collection[str] | None
 ) -> Tensor:
     """(2, d): the order of coordinates, and signs as far as there are any."""
-    width = symmetry.odd[0].shape[-1]
     odd, even = (gathered(views, mine, other, names) for views in (symmetry.odd, symmetry.even))
     signs = "none" if allowed == "permutations" else symmetry.signs
-    if signs == "each":
-        order = assigned(odd.abs() + even)
-        flips = torch.where(odd[torch.arange(width), order] < 0, -1.0, 1.0).double()
-    else:
-        found = []
-        for sign in (1.0, -1.0) if signs == "one" else (1.0,):
-            order = assigned(sign * odd + even)
-            found.append((float((sign * odd + even)[torch.arange(width), order].sum()), sign, order))
-        _, sign, order = max(found, key=lambda one: one[0])
-        flips = torch.full((width,), sign, dtype=torch.float64)
+    order, flips = assigned_with_signs(odd, even, signs)
     return torch.stack([order.double(), flips])
 
 
@@ -187,9 +174,7 @@ def head_order(each: Circuits, ours: Tensors, theirs: Tensors) -> Tensor:
     (q, k), (q2, k2) = each.queries_keys(ours), each.queries_keys(theirs)
     (v, o), (v2, o2) = each.values_outputs(ours), each.values_outputs(theirs)
     for w, z, w2, z2 in ((q, k, q2, k2), (o, v, o2, v2)):
-        size = inner_products(w, z, w, z, share, diagonal=True).clamp_min(1e-300).sqrt()
-        size2 = inner_products(w2, z2, w2, z2, share, diagonal=True).clamp_min(1e-300).sqrt()
-        score += inner_products(w, z, w2, z2, share) / (size.unsqueeze(1) * size2)
+        score += likeness(w, z, w2, z2, share)[2]
     return pair_groups(score, a.kv_heads)
 
 
@@ -253,12 +238,6 @@ def crossed(mine: Edit, other: Edit, factors: Callable[[Edit], tuple[Tensor, ...
     return torch.stack([x @ y.mH for x, y in zip(factors(mine), factors(other), strict=True)]).sum(0)
 
 
-def unitary(cross: Tensor) -> Tensor:
-    """S unitary (..., n, n) with Re tr(Sᴴ C) largest, C = X X'ᴴ: then ‖X − SX'‖ is least [orthogonal Procrustes]."""
-    u, _, vh = torch.linalg.svd(cross)
-    return u @ vh
-
-
 def permutation(cross: Tensor) -> Tensor:
     """As `unitary`, among permutation matrices."""
     flat = cross.reshape(-1, *cross.shape[-2:])
@@ -266,8 +245,3 @@ def permutation(cross: Tensor) -> Tensor:
     for one, of in zip(moved, flat, strict=True):
         one[torch.arange(len(one)), assigned(of)] = 1.0
     return moved.reshape(cross.shape)
-
-
-def assigned(score: Tensor) -> Tensor:
-    """The column of each row, the sum of scores largest."""
-    return torch.from_numpy(linear_sum_assignment(score.numpy(), maximize=True)[1])

@@ -58,24 +58,41 @@ def stream_turn(stream: Stream, symmetries: Symmetries, place: str, ours: Tensor
         assert isinstance(frame, Frame)
         if frame.fix_ones:
             first, second = (x - x.mean(-1, keepdim=True) for x in (first, second))
-        u, _, vh = torch.linalg.svd(first.mT @ second)
-        return u @ vh
+        return unitary(first.mT @ second)
     order = kinds[StreamOrder]
     assert isinstance(order, StreamOrder)
     cosine = unit_rows(first.mT) @ unit_rows(second.mT).mT
-    if order.signs == "each":
-        rows, columns = linear_sum_assignment(cosine.abs().numpy(), maximize=True)
-        signs = torch.where(cosine[rows, columns] < 0, -1.0, 1.0).double()
-    else:
-        trials = []
-        for sign in (1.0,) if order.signs == "none" else (1.0, -1.0):
-            pair = linear_sum_assignment((sign * cosine).numpy(), maximize=True)
-            trials.append((float((sign * cosine)[pair].sum()), sign, pair))
-        _, sign, (rows, columns) = max(trials, key=lambda trial: trial[0])
-        signs = torch.full((width,), sign, dtype=torch.float64)
+    columns, signs = assigned_with_signs(cosine, torch.zeros_like(cosine), order.signs)
     turn = torch.zeros(width, width, dtype=torch.float64)
-    turn[rows, columns] = signs
+    turn[torch.arange(width), columns] = signs
     return turn
+
+
+def unitary(cross: Tensor) -> Tensor:
+    """S unitary (..., n, n) with Re tr(Sᴴ C) largest, C = X X'ᴴ: then ‖X − SX'‖ is least [orthogonal Procrustes]."""
+    u, _, vh = torch.linalg.svd(cross)
+    return u @ vh
+
+
+def assigned(score: Tensor) -> Tensor:
+    """The column of each row, the sum of scores largest."""
+    return torch.from_numpy(linear_sum_assignment(score.numpy(), maximize=True)[1])
+
+
+def assigned_with_signs(odd: Tensor, even: Tensor, signs: str) -> tuple[Tensor, Tensor]:
+    """As `assigned`, and the sign of each row: the score is odd · sign + even, (n, n). `signs` as `StreamOrder` has
+    them: "each" is free, "one" is a common one, "none" are 1."""
+    rows = torch.arange(len(odd))
+    if signs == "each":
+        columns = assigned(odd.abs() + even)
+        return columns, torch.where(odd[rows, columns] < 0, -1.0, 1.0).double()
+    trials = []
+    for sign in (1.0, -1.0) if signs == "one" else (1.0,):
+        score = sign * odd + even
+        columns = assigned(score)
+        trials.append((float(score[rows, columns].sum()), sign, columns))
+    _, sign, columns = max(trials, key=lambda trial: trial[0])
+    return columns, torch.full((len(odd),), sign, dtype=torch.float64)
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -99,30 +116,35 @@ def match_heads(
     (q, k, v, o), (q2, k2, v2, o2) = factors
     per_group = a.heads // a.kv_heads
     products = {"qk": (q, k, q2, k2), "vo": (o, v, o2, v2)}
-    inner = {name: inner_products(*parts, per_group) for name, parts in products.items()}
-    norms = {
-        name: tuple(
-            inner_products(x, y, x, y, per_group, diagonal=True).clamp_min(0).sqrt() for x, y in ((w, z), (w2, z2))
-        )
-        for name, (w, z, w2, z2) in products.items()
-    }
-    cosine = {name: inner[name] / (norms[name][0].unsqueeze(1) * norms[name][1]).clamp_min(1e-300) for name in products}
+    alike = {name: likeness(*parts, per_group) for name, parts in products.items()}
+    cosine = {name: each[2] for name, each in alike.items()}
     order = torch.arange(a.heads) if a.distances else pair_groups(cosine["qk"] + cosine["vo"], a.kv_heads)
     found: dict[str, list[Pairing]] = {}
     for name, (w, z, w2, z2) in products.items():
         rounding = [rounding_error(x, y, per_group, e) for x, y, e in ((w, z, eps[0]), (w2, z2, eps[1]))]
-        size, size2 = norms[name]
+        inner, (size, size2), _ = alike[name]
         rows = []
         for head in range(a.heads):
             mate = int(order[head])
             first, second = float(size[head]), float(size2[mate])
-            dot = float(inner[name][head, mate])
+            dot = float(inner[head, mate])
             squared = max(first**2 + second**2 - 2 * dot, 0.0)
             scale = max(first, 1e-300)
             noise = (float(rounding[0][head]) ** 2 + float(rounding[1][mate]) ** 2) ** 0.5
             rows.append(Pairing(squared**0.5 / scale, noise / scale, float(cosine[name][head, mate])))
         found[name] = rows
     return found
+
+
+def likeness(
+    w: Tensor, z: Tensor, w2: Tensor, z2: Tensor, per_group: int
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """Of products of factors (h, k, d) and (g, k, d): ⟨G_i, G'_j⟩ (h, h), ‖G_i‖ and ‖G'_j‖ (h,), and cosines (h, h)."""
+    inner = inner_products(w, z, w2, z2, per_group)
+    size, size2 = (
+        inner_products(x, y, x, y, per_group, diagonal=True).clamp_min(0).sqrt() for x, y in ((w, z), (w2, z2))
+    )
+    return inner, (size, size2), inner / (size.unsqueeze(1) * size2).clamp_min(1e-300)
 
 
 def inner_products(w: Tensor, z: Tensor, w2: Tensor, z2: Tensor, per_group: int, diagonal: bool = False) -> Tensor:
@@ -170,11 +192,9 @@ def pair_groups(score: Tensor, kv_heads: int) -> Tensor:
     within: dict[tuple[int, int], Tensor] = {}
     for i in range(kv_heads):
         for j in range(kv_heads):
-            rows, columns = linear_sum_assignment(blocks[i, j].numpy(), maximize=True)
-            within[i, j] = torch.from_numpy(columns)
-            totals[i, j] = blocks[i, j][rows, columns].sum()
-    rows, columns = linear_sum_assignment(totals.numpy(), maximize=True)
-    return torch.cat([int(j) * size + within[int(i), int(j)] for i, j in zip(rows, columns, strict=True)])
+            within[i, j] = assigned(blocks[i, j])
+            totals[i, j] = blocks[i, j][torch.arange(size), within[i, j]].sum()
+    return torch.cat([j * size + within[i, j] for i, j in enumerate(assigned(totals).tolist())])
 
 
 @dataclass(frozen=True)
@@ -270,8 +290,7 @@ def pair_units(score: Tensor) -> Tensor:
         free_index = free.nonzero().squeeze(1)
         rest = score[left][:, free_index]
         if len(left) <= UNIT_LIMIT:
-            _, columns = linear_sum_assignment(rest.numpy(), maximize=True)
-            order[left] = free_index[torch.from_numpy(columns)]
+            order[left] = free_index[assigned(rest)]
         else:
             order[left] = free_index  # too many to tell apart: these layers are not related, and will say so
     return order
