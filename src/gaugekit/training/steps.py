@@ -20,11 +20,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gaugekit.errors import TrainingError
+from gaugekit.optim.sharding import whole
 
 __all__ = ["IGNORED", "Batches", "Step", "evaluate", "loss_sum", "steps"]
 
@@ -101,7 +101,7 @@ def steps(
             dist.all_reduce(total)
         if not math.isfinite(value := total.item()):
             raise TrainingError(f"the loss is {value} at step {index + 1}: lower optimizer.lr, or look at the data")
-        size = _norm(torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+        size = float(whole(torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)))
         if not math.isfinite(size):
             raise TrainingError(f"the gradient is {size} at step {index + 1}: lower optimizer.lr, or look at the data")
         rate = float(optimizer.param_groups[0]["lr"])
@@ -137,7 +137,3 @@ def loss_sum(model: nn.Module, tokens: Tensor, targets: Tensor, precision: str) 
         logits = model(tokens)
     logits = logits.float() if half else logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
-def _norm(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from gaugekit.checkpoint.staging import reported
 from gaugekit.errors import ConfigError, TrainingError
+from gaugekit.optim.sharding import whole
 from gaugekit.training import checkpoints, distributed, optimizers, trackers
 from gaugekit.training.config import Config
 from gaugekit.training.data import TokenData, Windows, evaluation, prepare
@@ -250,8 +250,7 @@ def _train(
 
 def _check_weights(state: checkpoints.State, taken: int) -> None:
     """A checkpoint that is kept in place of an older one should be worth it."""
-    size = torch.nn.utils.get_total_norm([p.detach() for p in state.model.parameters()])
-    size = float(size.full_tensor() if isinstance(size, DTensor) else size)
+    size = float(whole(torch.nn.utils.get_total_norm([p.detach() for p in state.model.parameters()])))
     if not math.isfinite(size):
         raise TrainingError(f"the norm of the weights is {size} after step {taken}: lower optimizer.lr")
 
