@@ -10,6 +10,7 @@ up, gate (f, d), down (d, f)    f units
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from gaugekit.nn.fused import fused_attention
 from gaugekit.nn.rotary import rotary
 
-__all__ = ["MLP", "CausalAttention"]
+__all__ = ["MLP", "CausalAttention", "attended"]
 
 Activation = Literal["gelu", "relu", "swiglu"]
 
@@ -66,21 +67,46 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(width, width, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[-1] != self.width:
-            raise ValueError(f"input must be (..., tokens, {self.width}), got {tuple(x.shape)}")
-        rows = x.unsqueeze(0).flatten(0, -3)
+        def turned(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            base = self.rotary_base
+            return (q, k) if base is None else (rotary(q, base), rotary(k, base))
+
         maps = (self.query, self.key, self.value)
-        q, k, v = (read(rows).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for read in maps)
-        if self.rotary_base is not None:
-            q, k = (rotary(z, self.rotary_base).to(v.dtype) for z in (q, k))
-        share = self.heads // self.kv_heads
-        if share > 1:
-            k, v = (z.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2) for z in (k, v))
-        heads = fused_attention(q, k, v, None, causal=True, scale=self.head_dim**-0.5)
-        return self.out(heads.transpose(1, 2).flatten(2)).reshape(x.shape)
+        return self.out(attended(x, maps, self.head_dim, turned, causal=True, scale=self.head_dim**-0.5))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, rotary_base={self.rotary_base}"
+
+
+def attended(
+    x: Tensor,
+    maps: tuple[nn.Linear, nn.Linear, nn.Linear],
+    head_dim: int,
+    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    *,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """What heads give to the output map, (..., n, hk) side by side, for states x (..., n, d).
+
+    Args:
+        maps: of queries, keys and values.
+        prepare: what is done to queries (b, h, n, k) and keys (b, g, n, k) before they are compared, in any dtype.
+        causal, scale: as in `fused_attention`.
+
+    Raises: ValueError for an input of another width.
+    """
+    if x.ndim < 2 or x.shape[-1] != maps[0].in_features:
+        raise ValueError(f"input must be (..., tokens, {maps[0].in_features}), got {tuple(x.shape)}")
+    rows = x.unsqueeze(0).flatten(0, -3)
+    q, k, v = (read(rows).unflatten(-1, (-1, head_dim)).transpose(1, 2) for read in maps)
+    # Rounded once, to the dtype of v, which under autocast is not that of x.
+    q, k = (z.to(v.dtype) for z in prepare(q, k))
+    share = q.shape[1] // k.shape[1]
+    if share > 1:
+        k, v = (z.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2) for z in (k, v))
+    heads = fused_attention(q, k, v, None, causal=causal, scale=scale).transpose(1, 2).flatten(2)
+    return heads.reshape(*x.shape[:-1], heads.shape[-1])
 
 
 class MLP(nn.Module):

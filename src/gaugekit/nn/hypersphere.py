@@ -33,8 +33,7 @@ from torch import Tensor, nn
 
 from gaugekit.geometry.rows import wide
 from gaugekit.geometry.sphere import lerp, project
-from gaugekit.nn.decoding import Activation
-from gaugekit.nn.fused import fused_attention
+from gaugekit.nn.decoding import Activation, attended
 from gaugekit.nn.rotary import rotary
 from gaugekit.nn.spheres import Reader, Rows, Unit, Writer
 
@@ -131,20 +130,13 @@ class HypersphereAttention(_Composed):
         self.s_qk = Scale((heads, self.head_dim), 1.0, width**-0.5, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[-1] != self.width:
-            raise ValueError(f"input must be (..., tokens, {self.width}), got {tuple(x.shape)}")
-        rows = x.unsqueeze(0).flatten(0, -3)
+        def scaled(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            base = self.rotary_base
+            q, k = (project(wide(z if base is None else rotary(z, base))) for z in (q, k))
+            return q * self.s_qk().square().unsqueeze(1), k
+
         maps = (self.query, self.key, self.value)
-        q, k, v = (read(rows).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for read in maps)
-        # Rounded once, to the dtype of v, which under autocast is not that of x.
-        if self.rotary_base is not None:
-            q, k = (rotary(z, self.rotary_base) for z in (q, k))
-        q, k = (project(wide(z)) for z in (q, k))
-        q, k = (z.to(v.dtype) for z in (q * self.s_qk().square().unsqueeze(1), k))
-        share = self.heads // self.kv_heads
-        k, v = (z.unsqueeze(2).expand(-1, -1, share, -1, -1).flatten(1, 2) for z in (k, v))
-        heads = fused_attention(q, k, v, None, causal=self.causal, scale=math.sqrt(self.head_dim))
-        return self.out(heads.transpose(1, 2).flatten(2)).reshape(x.shape)
+        return self.out(attended(x, maps, self.head_dim, scaled, causal=self.causal, scale=math.sqrt(self.head_dim)))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, rotary_base={self.rotary_base}"
