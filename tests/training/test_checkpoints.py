@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from gaugekit.errors import TrainingError
 from gaugekit.training import checkpoints
@@ -215,6 +215,26 @@ def test_a_full_disk_leaves_the_older_ones(saved: Path, monkeypatch: pytest.Monk
         with pytest.raises(TrainingError) as error:
             checkpoints.save(saved.parent, 5, made, keep=1)
     assert str(error.value) == f"{saved.with_name('step-00000005')}: cannot be written (No space left on device)"
+    assert checkpoints.newest(saved.parent) == saved
+    assert checkpoints.load(saved, state(seed=1)) == 4
+
+
+def test_interrupted_while_it_is_written_or_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch takes Ctrl-C for a part that has failed, and says so in an error of its own."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    made = state()
+    go(made, 0, 5)
+    for target, work in (
+        ((FileSystemWriter, "write_data"), lambda: checkpoints.save(saved.parent, 5, made, keep=1)),
+        ((FileSystemReader, "read_data"), lambda: checkpoints.load(saved, state(seed=1))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*target, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                work()
     assert checkpoints.newest(saved.parent) == saved
     assert checkpoints.load(saved, state(seed=1)) == 4
 

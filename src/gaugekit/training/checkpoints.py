@@ -165,6 +165,8 @@ def _reported(checkpoint: Path, what: str) -> Iterator[None]:
             yield
     except CheckpointException as error:
         each = next(iter(error.failures.values()))[0]
+        if not isinstance(each, Exception):
+            raise each from None  # Ctrl-C, which torch takes for a part that has failed
         raise TrainingError(f"{checkpoint}: cannot be {what} ({_line(each)})") from error
     except (OSError, pickle.UnpicklingError, RuntimeError, ValueError, KeyError) as error:
         raise TrainingError(f"{checkpoint}: cannot be {what} ({_line(error)})") from error
