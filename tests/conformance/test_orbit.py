@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from cases import CASES
 from oracle import Case, Tiny
 from torch import Tensor
 
-from gaugekit.symmetry.orbit import Homeward, Step, Walk, pieces
+from gaugekit.symmetry import Symmetry
+from gaugekit.symmetry.base import Discrete
+from gaugekit.symmetry.heads import QueryKey, ValueOutput, invertible
+from gaugekit.symmetry.orbit import Homeward, Path, Step, pieces
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -17,7 +22,7 @@ def test_pieces_add_up(case: Case) -> None:
     generator = torch.Generator().manual_seed(11)
     everything = (*tiny.symmetries.continuous, *tiny.symmetries.discrete)
     steps = [Step(symmetry, symmetry.sample(generator)) for symmetry in everything]
-    path = Walk(steps)
+    path = Path(steps)
     whole = tiny.tensors()
     for step in steps:
         whole.update(step.symmetry.act(whole, step.element))
@@ -35,6 +40,44 @@ def test_pieces_add_up(case: Case) -> None:
         assert all(tensors[name].dim() == 1 for name in extra)
     assert seen == set(tiny.spec.tensors)
     assert largest < len(seen)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_element_has_an_inverse(case: Case) -> None:
+    tiny = Tiny(case)
+    generator = torch.Generator().manual_seed(13)
+    for symmetry in (*tiny.symmetries.continuous, *tiny.symmetries.discrete, *tiny.symmetries.at_zero_eps):
+        tensors, element = tiny.tensors(), symmetry.sample(generator)
+        there = symmetry.act(tensors, element)
+        back = symmetry.act(tensors | there, symmetry.inverse(element))
+        moved = any((there[name] - tensors[name]).abs().max() > 1e-3 for name in there)
+        assert moved or isinstance(symmetry, Discrete), symmetry  # an order may be drawn as it is
+        for name, value in back.items():
+            assert (value - tensors[name]).abs().max() < 1e-9, (symmetry, name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_way_home_can_be_gone_back(case: Case) -> None:
+    tiny = Tiny(case)
+
+    def gone(symmetries: Sequence[Symmetry]) -> tuple[Homeward, dict[str, Tensor]]:
+        path = Homeward(symmetries, tiny.tensors().__getitem__, keep=True)
+        moved = tiny.tensors()
+        for piece in pieces(tiny.spec):
+            moved |= path.move(piece, tiny.tensors().__getitem__)
+        assert [step.symmetry for step in path.steps] == list(path.symmetries)
+        return path, moved
+
+    def whole(step: Step) -> bool:
+        return not isinstance(step.symmetry, ValueOutput | QueryKey) or invertible(step.element)
+
+    path, tensors = gone(tiny.symmetries.continuous)
+    if not all(map(whole, path.steps)):  # heads that are wider than what they show have no way back
+        path, tensors = gone([step.symmetry for step in path.steps if whole(step)])
+    back = Path([Step(step.symmetry, step.symmetry.inverse(step.element)) for step in reversed(path.steps)])
+    for piece in pieces(tiny.spec):
+        for name, value in back.move(piece, tensors.__getitem__).items():
+            assert (value - tiny.tensors()[name]).abs().max() < 1e-7, name
 
 
 def home(tiny: Tiny, theta: Tensor) -> Tensor:

@@ -82,6 +82,10 @@ class Symmetry(ABC):
         have about the given condition number."""
 
     @abstractmethod
+    def inverse(self, element: Tensor) -> Tensor:
+        """The element that undoes `element`: moved by one and then by the other, tensors are what they were."""
+
+    @abstractmethod
     def move(self, edit: Edit, element: Tensor) -> None:
         """Act on the tensors behind `edit`; of a part of a model, on what it holds."""
 
@@ -123,6 +127,9 @@ class Translation(Symmetry):
     def element(self, coordinates: Tensor) -> Tensor:
         return coordinates
 
+    def inverse(self, element: Tensor) -> Tensor:
+        return -element
+
     def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
         return torch.randn(self.dimension, generator=generator, dtype=torch.float64)
 
@@ -138,6 +145,9 @@ class Scaling(Symmetry):
 
     def element(self, coordinates: Tensor) -> Tensor:
         return coordinates.exp()
+
+    def inverse(self, element: Tensor) -> Tensor:
+        return 1.0 / element
 
     def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
         shape = (self.dimension,)
@@ -163,6 +173,9 @@ class Discrete(Symmetry):
 
     def element(self, coordinates: Tensor) -> Tensor:
         raise TypeError(f"{self.name} is discrete: it has random elements, but no coordinates")
+
+    def inverse(self, element: Tensor) -> Tensor:
+        return element.argsort()
 
 
 def power(group: str, count: int) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gaugekit.models.spec import Attention
 from gaugekit.models.view import Edit, View
-from gaugekit.symmetry.base import Translation, present
+from gaugekit.symmetry.base import Translation, present, probe
 from gaugekit.symmetry.heads import still_dimensions
 from gaugekit.symmetry.readers import Reader
 
@@ -110,9 +110,13 @@ class ValueConstant(Translation):
         return edit[a.o.weight].reshape(g, a.heads // g, k, -1).sum(1).reshape(g * k, -1)
 
     def _kernel(self, summed: Tensor) -> Tensor:
-        """An orthonormal basis (g k, dimension) of the constants that reach nothing that is read."""
+        """An orthonormal basis (g k, dimension) of the constants that reach nothing that is read: the projections of
+        fixed vectors, made orthonormal one after the other, so that it moves no more than the constants do."""
         seen = summed - summed.mean(-1, keepdim=True) if self.centred else summed
-        return torch.linalg.svd(seen)[0][:, len(summed) - self.dimension :]
+        kernel = torch.linalg.svd(seen)[0][:, len(summed) - self.dimension :]
+        fixed = probe(kernel.numel()).reshape(kernel.shape)
+        basis, triangle = torch.linalg.qr(kernel @ (kernel.mT @ fixed))
+        return basis * torch.where(triangle.diagonal() < 0, -1.0, 1.0)
 
     def move(self, edit: Edit, element: Tensor) -> None:
         summed = self._summed(edit)

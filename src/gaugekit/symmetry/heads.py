@@ -67,6 +67,17 @@ def partner(element: Tensor) -> tuple[Tensor, Tensor]:
     return (element[0], element[1]) if element.dim() == 4 else (element, torch.linalg.inv(element).mT)
 
 
+def undone(element: Tensor) -> Tensor:
+    """The inverse of S, or of (S, T) with T = S⁻ᵀ: then (Tᵀ, Sᵀ). A pair that is not `invertible` has none."""
+    return torch.stack([element[1].mT, element[0].mT]) if element.dim() == 4 else torch.linalg.inv(element)
+
+
+def invertible(element: Tensor) -> bool:
+    """Whether a pair (S, T) has T = S⁻ᵀ; it has not where a head's product shows less than its k dimensions."""
+    one = torch.eye(element.shape[-1], dtype=element.dtype)
+    return bool(((element[0] @ element[1].mT - one).abs() < 1e-6).all())
+
+
 @dataclass(frozen=True)
 class ValueOutput(Symmetry):
     """W_V → S W_V, b_V → S b_V and W_O → W_O S⁻¹ for every query head of the group; G_VO = W_O W_V is unchanged.
@@ -104,6 +115,9 @@ class ValueOutput(Symmetry):
     def sample(self, generator: Generator, condition: float = 10.0) -> Tensor:
         g, k = self.attention.kv_heads, self.attention.head_dim
         return random_invertible(k, generator, condition, (g,))
+
+    def inverse(self, element: Tensor) -> Tensor:
+        return undone(element)
 
     def fix(self, edit: Edit) -> Tensor:
         """Balanced: values and outputs are Σ^½Vᵀ and Σ^½Uᵀ of their product; the product of each row of W_V with a
@@ -224,6 +238,9 @@ class QueryKey(Symmetry):
             index = torch.tensor(still)
             matrices[:, index.unsqueeze(-1), index] = random_invertible(len(still), generator, condition, (g,))
         return matrices
+
+    def inverse(self, element: Tensor) -> Tensor:
+        return undone(element)
 
     def fix(self, edit: Edit) -> Tensor:
         """Balanced, as values and outputs are: over the reals where nothing turns, over the complex numbers for pairs

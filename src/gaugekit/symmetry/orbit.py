@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from gaugekit.symmetry.pivoted import PivotedQueryKey, PivotedValueOutput
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, StreamOrder, WriterMean
 from gaugekit.symmetry.units import ActivationScale, ExpertOrder, GatedUnitScale, RouterConstant, UnitOrder
+from gaugekit.symmetry.whitened import WhitenedQueryKey, WhitenedValueOutput
 from gaugekit.symmetry.wiring import inputs, output
 
 Load = Callable[[str], Tensor]
@@ -70,10 +70,16 @@ def branch_views(branch: Branch) -> Iterator[View]:
 
 
 class Path:
-    """Steps to be taken one after the other, ready to be applied to any part of the model."""
+    """Steps to be taken one after the other, ready to be applied to any part of the model.
 
-    def __init__(self, symmetries: Sequence[Symmetry]) -> None:
-        self.symmetries = tuple(symmetries)
+    A symmetry without its element goes to its representative: the element is found when its turn comes, from weights
+    that all earlier steps have moved. One that acts on several pieces is found once and kept; `keep`: so are all.
+    """
+
+    def __init__(self, steps: Sequence[Symmetry | Step], keep: bool = False) -> None:
+        self.symmetries = tuple(step.symmetry if isinstance(step, Step) else step for step in steps)
+        self._kept = {number: step.element for number, step in enumerate(steps) if isinstance(step, Step)}
+        self._keep = keep
         self._touching: dict[str, list[int]] = {}
         for number, symmetry in enumerate(self.symmetries):
             for name in symmetry.touches:
@@ -83,6 +89,11 @@ class Path:
     def touches(self) -> frozenset[str]:
         """Names of all tensors that the path changes."""
         return frozenset(self._touching)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Those whose elements are given, or found and kept."""
+        return tuple(Step(self.symmetries[number], element) for number, element in sorted(self._kept.items()))
 
     def needs(self, names: Sequence[str]) -> dict[str, None]:
         """`names` and what else must be at hand to move them, in order."""
@@ -107,36 +118,33 @@ class Path:
         return {name: tensors[name] for name in names if name in self._touching}
 
     def _wanted(self, number: int) -> tuple[View, ...]:
-        return self.symmetries[number].context
-
-    @abstractmethod
-    def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor: ...
-
-
-class Walk(Path):
-    """A path whose elements are given."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        super().__init__([step.symmetry for step in steps])
-        self._elements = [step.element for step in steps]
+        symmetry = self.symmetries[number]
+        return symmetry.context if number in self._kept else symmetry.context + symmetry.sources
 
     def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor:
-        return self._elements[number]
+        if number in self._kept:
+            return self._kept[number]
+        symmetry = self.symmetries[number]
+        element = self._find(symmetry, Edit(tensors))
+        if self._keep or not all(name in tensors for name in symmetry.touches):
+            self._kept[number] = element
+        return element
+
+    def _find(self, symmetry: Symmetry, edit: Edit) -> Tensor:
+        return symmetry.fix(edit)
 
 
 class Homeward(Path):
-    """The path to the representative: each element is found when its turn comes, from weights that all earlier steps
-    have moved. An element that acts on several pieces is found once and kept.
+    """The path to the representative.
 
     `ties` are filled on the way: how many neighbours in a sorted order are nearer than `resolution` (relative), so that
     another model of the orbit may have them the other way round.
     """
 
-    def __init__(self, symmetries: Sequence[Symmetry], load: Load, resolution: float = 0.0) -> None:
-        super().__init__(sorted(symmetries, key=turn))
+    def __init__(self, symmetries: Sequence[Symmetry], load: Load, resolution: float = 0.0, keep: bool = False) -> None:
+        super().__init__(sorted(symmetries, key=turn), keep)
         self.ties: dict[tuple[str, str], int] = {}
         self._resolution = resolution
-        self._kept: dict[int, Tensor] = {}
         # What turns or orders the whole stream is decided by a table of tokens, which no other piece should wait for.
         for symmetry in self.symmetries:
             if isinstance(symmetry, Frame | StreamOrder):
@@ -151,16 +159,7 @@ class Homeward(Path):
             return (symmetry.scale,)
         return symmetry.divisors
 
-    def _wanted(self, number: int) -> tuple[View, ...]:
-        symmetry = self.symmetries[number]
-        return symmetry.context if number in self._kept else symmetry.context + symmetry.sources
-
-    def _element(self, number: int, tensors: Mapping[str, Tensor]) -> Tensor:
-        if number in self._kept:
-            return self._kept[number]
-        symmetry = self.symmetries[number]
-        edit = Edit(tensors)
-        element = symmetry.fix(edit)
+    def _find(self, symmetry: Symmetry, edit: Edit) -> Tensor:
         if isinstance(symmetry, Discrete):
             keys = symmetry.keys(edit)
             signless = isinstance(symmetry, StreamOrder) and symmetry.signs == "each"
@@ -168,9 +167,7 @@ class Homeward(Path):
             near = int((keys.diff() <= self._resolution * keys.abs().amax()).sum())
             if near:
                 self.ties[symmetry.name, symmetry.where] = near
-        if not all(name in tensors for name in symmetry.touches):
-            self._kept[number] = element
-        return element
+        return symmetry.fix(edit)
 
 
 # A step must not undo what an earlier one has settled, and is decided by weights on which earlier ones no longer act.
@@ -191,7 +188,9 @@ TURNS: tuple[type[Symmetry], ...] = (
     WriterMean,
     QKNormScale,
     ValueOutput,
+    WhitenedValueOutput,
     QueryKey,
+    WhitenedQueryKey,
     ActivationScale,
     GatedUnitScale,
     UnitOrder,
@@ -206,7 +205,7 @@ def turn(symmetry: Symmetry) -> float:
     """The place of a symmetry in the way to the representative."""
     if isinstance(symmetry, ValueConstant) and symmetry.sink is None:
         # Decided by an orthogonal projection among the values, so their basis comes first.
-        return TURNS.index(ValueOutput) + 0.5
+        return TURNS.index(WhitenedValueOutput) + 0.5
     on_tables = isinstance(symmetry, WriterMean) and not symmetry.layer
     if on_tables or (isinstance(symmetry, HeadConstant) and symmetry.mean_only):
         return TURNS.index(Frame) - 0.5

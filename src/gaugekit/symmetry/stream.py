@@ -130,6 +130,9 @@ class Frame(Symmetry):
         sign = float(random_signs((), generator))
         return self._embed(random_orthogonal(self.turning, generator), sign)
 
+    def inverse(self, element: Tensor) -> Tensor:
+        return element.mT
+
     @property
     def sources(self) -> tuple[View, ...]:
         return (self.writers[0][0],)
@@ -203,6 +206,10 @@ class StreamOrder(Discrete):
             "none": torch.ones(width).double(),
         }[self.signs]
         return torch.stack([order, signs])
+
+    def inverse(self, element: Tensor) -> Tensor:
+        back = element[0].argsort()
+        return torch.stack([back.to(element.dtype), element[1][back]])
 
     @property
     def sources(self) -> tuple[View, ...]:

@@ -22,7 +22,7 @@ from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.attending import HeadStates, HeadWatch
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.loading import load_finite
-from gaugekit.verbs.running import forward, load_model, position_tables
+from gaugekit.verbs.running import forward, load_model, module_of, position_tables
 from gaugekit.verbs.states import NormStates, NormWatch, norm_places
 from gaugekit.verbs.texts import batches, open_tokenizer
 
@@ -167,7 +167,7 @@ class _Watches:
         modules = dict(model.named_modules())
         prefix = getattr(model, "base_model_prefix", "")
         for norm, watch in self.norms.items():
-            _module(modules, norm.where, prefix).register_forward_hook(self._watching(norm, watch))
+            module_of(modules, norm.where, prefix).register_forward_hook(self._watching(norm, watch))
 
     @property
     def _left(self) -> int:
@@ -198,12 +198,3 @@ class _Watches:
             for window in out.hidden_states[head.layer][: self._left]:
                 head.search(window.cpu())
         self.sampled += min(self._left, len(weights[0]))
-
-
-def _module(modules: dict[str, nn.Module], where: str, prefix: str) -> nn.Module:
-    """The module of a norm; `transformers` leaves out a base model's own name, its prefix, where it is loaded alone."""
-    names = (where, where.partition(".")[2], f"{prefix}.{where}")
-    found = next((modules[name] for name in names if name in modules), None)
-    if found is None:
-        raise CheckpointError(f"norm {where} is not found in the model that transformers builds")
-    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gaugekit.checkpoint import Checkpoint
@@ -87,6 +88,35 @@ def random_batch(model: Any, spec: Spec, length: int, rows: int, generator: torc
         sound = gaussian(rows, c.num_mel_bins, 2 * c.max_source_positions)
         return {"input_features": sound, "decoder_input_ids": ids}
     return {"input_ids": ids}
+
+
+def module_of(modules: dict[str, nn.Module], where: str, prefix: str) -> nn.Module:
+    """The module of that name on disk."""
+    found = next((modules[name] for name in _names(where, prefix) if name in modules), None)
+    if found is None:
+        raise CheckpointError(f"{where} is no module of the model that transformers builds: its states cannot be read")
+    return found
+
+
+def parameters_of(model: nn.Module, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The name of each tensor's parameter, of those that are on disk. Raises `CheckpointError` where one is not held as
+    it is stored: `transformers` puts experts together."""
+    held = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    prefix, found = getattr(model, "base_model_prefix", ""), {}
+    for name, shape in tensors.items():
+        place = next((each for each in _names(name, prefix) if held.get(each) == shape), None)
+        if place is None:
+            raise CheckpointError(
+                f"{name} is no parameter of the model that transformers builds: it is held in another form"
+            )
+        found[name] = place
+    return found
+
+
+def _names(where: str, prefix: str) -> tuple[str, ...]:
+    """What may be called so in memory: `transformers` leaves out a base model's own name, its prefix, where it is
+    loaded alone."""
+    return where, where.partition(".")[2], f"{prefix}.{where}"
 
 
 def position_tables(spec: Spec) -> list[Any]:

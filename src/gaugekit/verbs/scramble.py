@@ -14,7 +14,7 @@ from gaugekit.errors import GaugekitError
 from gaugekit.symmetry import Observable
 from gaugekit.symmetry.base import Part
 from gaugekit.symmetry.norms import NormScale
-from gaugekit.symmetry.orbit import Step, Walk
+from gaugekit.symmetry.orbit import Path, Step
 from gaugekit.symmetry.stream import Frame
 from gaugekit.symmetry.units import ActivationScale
 from gaugekit.verbs.inspect import Track, untracked
@@ -78,7 +78,7 @@ def scramble(
     if not acting:
         raise GaugekitError(f"{reference}: nothing to move: {_why_not(model, only, skipped)}")
     generator = torch.Generator().manual_seed(seed)
-    path = Walk([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
+    path = Path([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     card = (
         f"# {layout.out.name}\n\nThe same function as `{model.checkpoint.path.name}`, at another place of its symmetry "

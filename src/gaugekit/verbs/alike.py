@@ -1,0 +1,112 @@
+"""Whether two checkpoints are one architecture, tensor by tensor, before anything is done with both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from gaugekit.checkpoint import Checkpoint
+from gaugekit.errors import GaugekitError
+from gaugekit.models import Spec
+from gaugekit.models.spec import Norm, QKNorm
+from gaugekit.models.view import View
+from gaugekit.verbs.kinds import difference, kind
+from gaugekit.verbs.rewriting import Opened
+
+__all__ = ["require_alike"]
+
+
+def require_alike(reference: Opened, other: Opened) -> dict[str, str]:
+    """The other's tensor name for each of the reference's. Reads configs, headers and vocabularies only.
+
+    Raises `GaugekitError` where they differ in anything but weights, names and the eps of norms: in their family,
+    shapes, positions, ties, activations, or in what a token stands for.
+    """
+    a, b = reference.checkpoint.path, other.checkpoint.path
+    observable = reference.symmetries.observable
+    reason = difference(kind(reference.spec, observable), kind(other.spec, other.symmetries.observable))
+    reason = (
+        reason
+        or different_specs(reference.spec, other.spec)
+        or different_tokens(reference.checkpoint, other.checkpoint)
+    )
+    if reason is not None:
+        raise GaugekitError(f"{a} and {b} cannot be aligned: {reason}")
+    return dict(zip(reference.spec.tensors, other.spec.tensors, strict=True))
+
+
+def different_specs(ours: Spec, theirs: Spec) -> str | None:
+    """The first thing in which the two are not one architecture, or None. Tensors correspond in the order in which the
+    family declares them."""
+    if len(ours.tensors) != len(theirs.tensors):
+        only = [name for name in ours.tensors if name not in theirs.tensors] or list(theirs.tensors)
+        return f"different tensors: {len(ours.tensors)} and {len(theirs.tensors)}, {only[0]} is in one only"
+    names = dict(zip(ours.tensors, theirs.tensors, strict=True))
+    for name, mate in names.items():
+        if ours.tensors[name] != theirs.tensors[mate]:
+            return f"different shapes of {name}: {list(ours.tensors[name])} and {list(theirs.tensors[mate])}"
+    return different(ours.streams, theirs.streams, names, "streams")
+
+
+def different(ours: Any, theirs: Any, names: Mapping[str, str], where: str) -> str | None:
+    """The first field in which two descriptions differ; tensors go by corresponding names."""
+    if type(ours) is not type(theirs):
+        return f"different {where}: {_short(ours)} and {_short(theirs)}"
+    if isinstance(ours, View):
+        same = names.get(ours.name) == theirs.name and (ours.steps, ours.offset) == (theirs.steps, theirs.offset)
+        return None if same else f"different layouts of {ours.name} and {theirs.name}"
+    if is_dataclass(ours):
+        for field in fields(ours):
+            if field.name == "eps" and isinstance(ours, Norm | QKNorm):
+                continue
+            mine, other = (getattr(each, field.name) for each in (ours, theirs))
+            if found := different(mine, other, names, field.name):
+                return found
+        return None
+    if isinstance(ours, tuple):
+        if len(ours) != len(theirs):
+            return f"different numbers of {where}: {len(ours)} and {len(theirs)}"
+        return next(
+            (found for x, y in zip(ours, theirs, strict=True) if (found := different(x, y, names, where))), None
+        )
+    return None if ours == theirs else f"different {where}: {_short(ours)} and {_short(theirs)}"
+
+
+def _short(value: Any) -> str:
+    return type(value).__name__ if is_dataclass(value) else repr(value)
+
+
+def different_tokens(ours: Checkpoint, theirs: Checkpoint) -> str | None:
+    """The first token with another number, or None; also None where one of the two has no vocabulary to read."""
+    first, second = (vocabulary(each.path) for each in (ours, theirs))
+    if not first or not second or first == second:
+        return None
+    for token, number in sorted(first.items(), key=lambda item: item[1]):
+        if second.get(token) != number:
+            return f"different vocabularies: token {token!r} is {number} and {second.get(token, 'unknown')}"
+    extra = next(token for token in second if token not in first)
+    return f"different vocabularies: token {extra!r} is unknown and {second[extra]}"
+
+
+def vocabulary(directory: Path) -> dict[str, int]:
+    """Tokens and their numbers, from the tokenizer's files; empty where there are none of the usual ones."""
+    if not directory.is_dir():
+        return {}
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            if name == "vocab.txt":
+                return {token: number for number, token in enumerate(text.splitlines())}
+            document = json.loads(text)
+            found = document["model"]["vocab"] if name == "tokenizer.json" else document
+            # Unigram models list pairs of a token and its score.
+            return dict(found) if isinstance(found, dict) else {pair[0]: number for number, pair in enumerate(found)}
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise GaugekitError(f"{path}: is no vocabulary that can be read ({error})") from error
+    return {}
