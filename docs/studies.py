@@ -23,21 +23,42 @@ INTRODUCTION = """\
 # Studies
 
 Papers on the geometry of transformers make claims that can be tested. Each study below tests one: a question, arms that
-differ in one thing, and a verdict: confirmed, not confirmed, or inconclusive at this size. What decides stands in the
-study's file, `src/gaugekit/studies/NAME.py`, with the numbers.
+differ in what is compared and in nothing that is not said, and a verdict: confirmed, not confirmed, or inconclusive at
+this size. What decides stands in the study's file, `src/gaugekit/studies/NAME.py`, with the numbers.
 
 **One small size.** What is trained are small models, most of them of a fraction of a million parameters, on small
 tasks, for seconds a run: two cores finish all studies in a few hours. What is true at this size need not be true at
 another.
 
-**Learning rates** are tuned for every arm by itself, over the same grid for all arms of a study, with a seed that is
-not reported; then every arm runs at its best rate for every seed. Seeds draw weights and batches, the same for all
-arms, so that differences are paired. A rate with a star is the best at an edge of the grid: a better one may lie
-outside.
+**Data.** Text is Python's own documentation, by characters: eight tenths are trained on, one is for validation and one
+is held out, both without their lines of 40 characters and more that also stand in the first part. Tasks that are made
+up have draws of their own for each of the three.
 
-**Intervals.** a ± b is a mean over seeds with half the width of its 95 % interval (Student's t). Curves are means, in
-the range of the seeds. A run whose loss or gradient is not finite has broken off, which counts as worse than any
-number.
+**Learning rates** are chosen for every arm by itself, over the same grid for all arms of a study, by what is measured
+on validation data at seeds that are not reported; then every arm runs at its best rate for every seed. A rate with a
+star is the best at an edge of the grid: a better one may lie outside.
+
+**Seeds.** A seed draws the same batches for all arms that have the same task, and the same weights for models whose
+shapes are equal, before what an arm makes of them. So differences are taken seed by seed.
+
+**Numbers.** Unless a table says otherwise, a ± b is a mean over seeds with half the width of its 95 % interval
+(Student's t), and curves are means, in the range of the seeds. Seconds of steps are CPU seconds on one thread. A run
+has broken off where a loss, a gradient or a weight is not finite. That counts as worse than any number, or, where a
+study says so, lets it conclude nothing.
+
+**Words**, of which [the mathematics](mathematics.md) says more:
+
+- *gauge*: coordinates inside a model in which its weights are written. Another gauge has other weights and computes the
+  same.
+- *orbit*: all weights that a model can be moved to so.
+- *frame*: the gauge of the states: the axes along which their channels are read and written.
+- *QK and VO*: the two products of a head, G_QK = W_Qᵀ W_K, which scores, and G_VO = W_O W_V, which carries. What a head
+  does depends on its weights through them alone (rotary positions stand between the factors of the first).
+- *charges, balanced*: of a product BᵀA the charges A Aᵀ − B Bᵀ, which gradient flow leaves as they are. Where they are
+  zero the factors are balanced, and as short as this product lets them be.
+- *γ⁻¹*: one over the weight of a norm, channel by channel; along it the outputs of a LayerNorm do not vary.
+- *held-out nats*: the mean of −log p of the right answers, where p is the model's probability, on data that no choice
+  was made with. Less is better.
 
 **To run them again**, with the figures that `pip install 'gaugekit[figures]'` draws; `gaugekit study list` names them
 all:
@@ -105,14 +126,14 @@ def section(each: Study, result: Result | None, folder: str) -> Iterator[str]:
         yield f"**{sentence(verdict(conclusion))}**\n"
     yield f"- Setting: {each.setting}"
     yield f"- Equal: {each.equal}"
-    yield f"- Budget: {budget_line(each.full)}; runs: {runs(each, each.full)}"
+    yield f"- Budget: {budget_line(each, each.full)}; runs: {runs(each, each.full)}"
     if result is not None:
         yield f"- Machine: {where(result)}"
     yield f"- Not tested: {each.not_tested}\n"
     if result is None or conclusion is None:
         return
     yield f"![{each.title}]({folder}/{each.name}.svg)\n"
-    for table in (*conclusion.tables, broken(result), rates(result)):
+    for table in (*conclusion.tables, broken(result), rates(each, result)):
         if table is not None:
             yield f"{escaped(table.title)}:\n"
             yield from markdown(table)

@@ -49,6 +49,7 @@ def test_list(run: Run) -> None:
     listed = made_up.strict(run("study", "list", "--json").out)["studies"]
     assert [each["name"] for each in listed] == ["made_up", "again"]
     assert (listed[0]["runs"], listed[0]["rates"], listed[0]["seeds"]) == (30, [0.01, 0.1, 1.0], [1, 2, 3])
+    assert listed[0]["tuning"] == [1000]
 
 
 def test_run(run: Run, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_run(run: Run, tmp_path: Path) -> None:
     ]
     for words in (
         "made_up: A parabola", "source Apollonius of Perga",
-        "Learning rates (*: best at an edge of the grid)", "first / edge 18.14 14.18 12.23 1 *",
+        "Choice of learning rates (*: best at an edge of the grid)", "first / edge 18.14 14.18 12.23 1 *",
         "Losses", "a|b <c>", "Runs that broke off", "second / seed 2 the loss is nan at step 2",
         "inconclusive at this size: nothing was [asked]",
     ):  # fmt: skip
@@ -138,6 +139,14 @@ def test_damaged_runs(run: Run, tmp_path: Path) -> None:
     result = run("study", "run", "made_up", "--quick", "--out", tmp_path)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"gaugekit: {kept}: line 1 is no run: delete it, or the file\n"
+
+
+@pytest.mark.parametrize("name", ["made_up.quick.runs.jsonl", "made_up.quick.json", "made_up.quick.svg"])
+def test_a_directory_where_a_file_should_be(run: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    result = run("study", "run", "made_up", "--quick", "--out", tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert re.fullmatch(rf"gaugekit: {tmp_path / name}: cannot be (read|written) \(Is a directory\): .*\n", result.err)
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), INTERRUPTED), (ZeroDivisionError("no"), INTERNAL)])

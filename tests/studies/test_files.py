@@ -74,14 +74,41 @@ def test_what_was_there_stays_when_writing_fails(result: Result, tmp_path: Path)
     assert (document.read_bytes(), picture.read_bytes()) == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"budget": null}', json.dumps({"budget": {"rate": 1}})])
+BUDGET: dict[str, Any] = {"steps": 1, "rates": [1], "seeds": [1], "tuning": [2], "options": {}}
+ARM: dict[str, Any] = {"arm": {"name": "a", "settings": {}}, "tuning": {}, "rate": 1, "at_edge": False, "runs": []}
+WHOLE: dict[str, Any] = {"study": "made_up", "quick": False, "budget": BUDGET, "arms": [ARM], "machine": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "{}", '{"budget": null}', json.dumps({"budget": {"rate": 1}})),
+        json.dumps(WHOLE | {"arms": [ARM | {"tuning": []}]}),
+        json.dumps(WHOLE | {"budget": BUDGET | {"tuning": 2}}),
+        json.dumps(WHOLE | {"arms": [ARM | {"arm": {}}]}),
+    ],
+)
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     path = tmp_path / "made_up.json"
+    path.write_text(json.dumps(WHOLE))
+    assert files.read(path).arms[0].arm.name == "a"
     path.write_text(text)
     with pytest.raises(DataError, match=r"made_up.json: no result of a study \(.*\)$"):
         files.read(path)
     with pytest.raises(DataError, match="no result"):
         files.read(tmp_path / "missing.json")
+    with pytest.raises(DataError, match="no result"):
+        files.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["made_up.json", "made_up.svg"])
+def test_where_nothing_can_be_written(result: Result, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=rf"{name}: cannot be written \(Is a directory\): make room, or take another"):
+        files.write(made_up.STUDY, result, tmp_path)
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(DataError, match=r"made_up.json: cannot be written \(No such file or directory\)"):
+        files.write(made_up.STUDY, result, tmp_path / "missing")
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from drawn import gap
 
 from gaugekit.studies.fitting import Task, made
-from gaugekit.studies.frames import ARMS, LANGUAGE, PLAIN, SCORES, STANDARD, STUDY, configured
+from gaugekit.studies.frames import ARMS, LANGUAGE, PLAIN, SCORES, STANDARD, STUDY, configured, told
 from gaugekit.studies.recalling import copying, recall, wrong
 from gaugekit.studies.study import Arm, ArmResult, Budget, Measured, Result
 from gaugekit.studies.turning import turned, weights
@@ -82,6 +82,25 @@ def test_each_verdict_can_come_out(worse: Callable[[Arm, int], tuple[float, floa
     plt.close(STUDY.draw(found))
 
 
+@pytest.mark.parametrize("group", ["language, RMSNorm", "recall, no norm"])
+def test_words_of_what_broke_off(group: str) -> None:
+    """Of an arm, of the standard one, and of both."""
+    for broken, words in (
+        ({"dot"}, "broke off"),
+        ({STANDARD}, "the other broke off"),
+        ({"dot", STANDARD}, "both broke off"),
+    ):
+        found = result(lambda arm, _, broken=broken: None if arm.name in broken else (0.01, 0.03))
+        assert told(found[f"{group} / dot"], found[f"{group} / {STANDARD}"]) == words
+        STUDY.conclude(found)
+    found = result(lambda arm, seed: (0.01 * seed, 0.01 * seed) if arm.name == "dot" else (0.0, 0.0))
+    # 1, 2 and 3 % of 2 nats where the standard arm has 2.2 in the mean, or points.
+    percent = group.startswith("language")
+    mean, half = (2 / 1.1, 2.484 / 1.1) if percent else (2.0, 2.484)
+    expected = f"+{mean:.1f} ± {half:.1f} {'%' if percent else 'points'}"
+    assert told(found[f"{group} / dot"], found[f"{group} / {STANDARD}"]) == expected
+
+
 def test_arms_with_a_frame_of_their_own_decide_nothing() -> None:
     good = STUDY.conclude(result(lambda arm, _: (0.0, 0.0) if arm.name in (STANDARD, *SCORES) else None))
     bad = STUDY.conclude(result(lambda arm, _: (0.5, 0.5) if arm.name in SCORES else (0.0, 0.0)))
@@ -116,7 +135,7 @@ def test_parameters_are_equal_to_a_percent_and_norms_alike(group: str) -> None:
 def test_recall_asks_for_the_value_that_stood_after_the_key() -> None:
     budget = budget_of("recall")
     o = budget.options
-    task = recall(budget)
+    task = recall(budget, 0)
     tokens, targets = task.batches(3)(5)
     assert tokens.shape == targets.shape == (o["batch"], o["context"]) and task.vocab == o["keys"] + o["values"]
     start = 2 * o["pairs"]
@@ -130,22 +149,23 @@ def test_recall_asks_for_the_value_that_stood_after_the_key() -> None:
 def test_copying_asks_for_the_string_again() -> None:
     budget = budget_of("copying")
     length = budget.options["length"]
-    task = copying(budget)
+    task = copying(budget, 0)
     tokens, targets = task.batches(3)(5)
     assert torch.equal(targets[:, length:], tokens[:, :length]) and bool((targets[:, :length] == IGNORED).all())
     assert bool((tokens[:, length] == task.vocab - 1).all()) and int(tokens[:, :length].max()) < task.vocab - 1
 
 
 @pytest.mark.parametrize("task", [recall, copying])
-def test_batches_depend_on_seed_and_step_alone(task: Callable[[Budget], Task]) -> None:
+def test_batches_depend_on_seed_and_step_alone(task: Callable[[Budget, int], Task]) -> None:
     budget = budget_of(task.__name__)
-    first, again = task(budget), task(budget)
+    first, again, tuned = task(budget, 1), task(budget, 2), task(budget, budget.tuning[0])
     assert all(torch.equal(a, b) for a, b in zip(first.batches(1)(2), again.batches(1)(2), strict=True))
     drawn = [first.batches(seed)(step)[0] for seed in range(4) for step in range(8)]
-    drawn += [tokens for tokens, _ in first.held_out]
-    assert len({tuple(tokens.flatten().tolist()) for tokens in drawn}) == len(drawn) == 64
+    drawn += [tokens for each in (first, tuned) for tokens, _ in each.held_out]
+    assert len({tuple(tokens.flatten().tolist()) for tokens in drawn}) == len(drawn) == 96
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first.held_out, again.held_out, strict=True))
     with pytest.raises(ValueError, match="context must be"):
-        task(replace(budget, options={**budget.options, "context": 7}))
+        task(replace(budget, options={**budget.options, "context": 7}), 0)
 
 
 def test_wrong_counts_answers_alone() -> None:

@@ -13,7 +13,21 @@ import torch
 from gaugekit.nn.hypersphere import HypersphereTransformer
 from gaugekit.nn.spheres import spheres
 from gaugekit.studies import hypersphere
-from gaugekit.studies.hypersphere import GROUPS, RMS, SPHERE, STUDY, TANGENT, WHOLE, config, reached, run, speed, speeds
+from gaugekit.studies.hypersphere import (
+    GROUPS,
+    RMS,
+    SPHERE,
+    STUDY,
+    TANGENT,
+    WHOLE,
+    bound,
+    config,
+    reached,
+    run,
+    speed,
+    speeds,
+    times,
+)
 from gaugekit.studies.study import Arm, ArmResult, Budget, Measured, Result
 from gaugekit.training.decoder import Decoder
 
@@ -67,19 +81,25 @@ def test_each_verdict_can_come_out(fast: Losses, verdict: str) -> None:
     plt.close(STUDY.draw(found))
 
 
-@pytest.mark.parametrize("verdict", ["confirmed", "not confirmed", "inconclusive"])
-def test_runs_that_broke_off(verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("broken", "verdict", "words"),
+    [
+        ((f"{WHOLE} / {RMS}",), "confirmed", "the other broke off with a quarter"),
+        ((f"half the steps / {SPHERE}",), "not confirmed", "broke off with half of them"),
+        (
+            (f"{WHOLE} / {RMS}", f"half the steps / {SPHERE}", f"{list(GROUPS)[2]} / {SPHERE}"),
+            "inconclusive",
+            "nats: both broke off with a quarter of the steps, both broke off with half of them",
+        ),
+    ],
+)
+def test_runs_that_broke_off(broken: tuple[str, ...], verdict: str, words: str) -> None:
     """RMSNorm with all steps; nGPT with half of them; both."""
-    slow, fast = f"{WHOLE} / {RMS}", f"half the steps / {SPHERE}"
-    broken = {
-        "confirmed": (slow,),
-        "not confirmed": (fast,),
-        "inconclusive": (slow, fast, f"{list(GROUPS)[2]} / {SPHERE}"),
-    }
-    found = result(SLOW, {0.25: 2.2, 0.5: 2.1, 1.0: 1.9}, broken[verdict])
+    found = result(SLOW, {0.25: 2.2, 0.5: 2.1, 1.0: 1.9}, broken)
     said = STUDY.conclude(found)
     assert said.verdict == verdict
-    assert "nothing can be said" in said.line
+    assert "nothing can be said of steps" in said.line and words in said.line
+    assert not {"nan", "inf"} & {word for table in said.tables for row in table.rows for word in " ".join(row).split()}
     plt.close(STUDY.draw(found))
 
 
@@ -98,9 +118,32 @@ def test_steps_to_equal_loss() -> None:
 
 
 def test_speeds_in_steps_and_seconds() -> None:
+    """Steps of nGPT take twice as long in these results."""
     found = result(SLOW, {share: loss - 0.2 for share, loss in SLOW.items()})
-    assert speeds(found) == pytest.approx([2.0] * 5, rel=0.2)  # the losses have noise
-    assert hypersphere.dearer(found) == pytest.approx(0.5)
+    assert [steps for steps, _ in speeds(found)] == pytest.approx([2.0] * 5, rel=0.2)  # the losses have noise
+    assert all(seconds == pytest.approx(steps / 2) for steps, seconds in speeds(found))
+
+
+def test_speeds_have_an_interval_and_bounds_none() -> None:
+    values = [2.0, 2.5, 2.2]
+    logs = [math.log(x) for x in values]
+    half = 4.302653 * torch.tensor(logs, dtype=torch.float64).std().item() / math.sqrt(3)
+    mean = sum(logs) / 3
+    expected = f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
+    assert times(values, bound(values)) == expected
+    assert times([2.0], "") == "2.00"
+    assert bound([3.0, 4.0]) == "at least " and times([4.0, 4.0], "at least ") == "at least 4.00"
+    assert bound([0.25, 3.0]) == "at most " and bound([0.26, 3.99]) == ""
+    assert "some bound above, some below" in bound([0.25, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("fast", "words"),
+    [({0.25: 1.5, 0.5: 1.4, 1.0: 1.3}, "at least 4.00"), ({0.25: 9.0, 0.5: 8.0, 1.0: 7.0}, "at most")],
+)
+def test_bounds_are_said_to_be_bounds(fast: Losses, words: str) -> None:
+    line = STUDY.conclude(result(SLOW, fast)).line
+    assert f"nGPT is {words}" in line and line.count(words[:8]) == 2  # of seconds, too
 
 
 @pytest.mark.parametrize("budget", [STUDY.full, STUDY.quick], ids=["full", "quick"])
@@ -123,12 +166,31 @@ def test_the_sphere_is_the_published_model() -> None:
     assert torch.equal(own(tokens), other(tokens))
 
 
-def test_arms_differ_in_one_thing_within_a_group() -> None:
+def test_arms_differ_in_what_the_setting_says() -> None:
+    """nGPT has no norms, but spheres, no weight decay and no warm-up; its tangent steps are an option of the optimizer;
+    and of one model, groups have other shares of the steps."""
+    settings = {arm.key: dict(arm.settings) for arm in STUDY.arms}
     for group, share in GROUPS.items():
-        arms = [arm for arm in STUDY.arms if arm.group == group]
-        assert all(arm.settings["share"] == share for arm in arms)
-        names = [arm.name for arm in arms]
-        assert names[:2] == [RMS, SPHERE] and len(set(names)) == len(names)
+        names = [arm.name for arm in STUDY.arms if arm.group == group]
+        assert names == [RMS, SPHERE, TANGENT][: len(names)] and len(names) >= 2
+        assert settings[f"{group} / {RMS}"] == {
+            "model": {"norm": "rms"},
+            "optimizer": {"weight_decay": 0.1},
+            "warmup": 0.05,
+            "share": share,
+        }
+        assert settings[f"{group} / {SPHERE}"] == {
+            "model": {"norm": "none", "residual": "sphere"},
+            "optimizer": {},
+            "warmup": 0.0,
+            "share": share,
+        }
+    plain, tangent = (settings[f"{WHOLE} / {name}"] for name in (SPHERE, TANGENT))
+    assert tangent == {**plain, "optimizer": {"options": {"mode": "tangent"}}}
+    configs = {arm.name: config(arm, STUDY.full, 96) for arm in STUDY.arms}
+    changed = replace(configs[RMS], norm="none", residual="sphere")
+    assert changed == configs[SPHERE] == configs[TANGENT] != configs[RMS]
+    assert {each.init_std for each in configs.values()} == {64**-0.5}
 
 
 @pytest.mark.parametrize("arm", STUDY.arms, ids=lambda arm: arm.key)

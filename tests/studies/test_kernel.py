@@ -9,15 +9,17 @@ from drawn import normal
 
 from gaugekit.nn.norms import LayerNorm, RMSNorm
 from gaugekit.studies.fitting import made, sized
-from gaugekit.studies.kernel import STUDY, kernel_of, measure, worst
+from gaugekit.studies.kernel import LOST, STUDY, kernel_of, measure, worst
 from gaugekit.studies.study import ArmResult, Measured, Result
 from gaugekit.studies.watching import Passage
 
-KEYS = ("lost", "rival", "turned", "variance", "next", "null", "exact")
+KEYS = ("lost", "rival", "turned", "variance", "next", "null", "own", "exact")
 
 
-def made_up(lost: float, rival: float, null: int = 1, first: int | None = None) -> Measured:
-    end = dict(zip(KEYS, ([x] * 7 for x in (lost, rival, 3.0, 1e-14, 1e-4, null, 1e-31)), strict=True))
+def made_up(lost: float, rival: float, null: int = 1, first: int | None = None, /, **lists: list[float]) -> Measured:
+    """Alike in all seven norms but for the lists that are given; `first`: null directions at the start."""
+    own = int(null > 0 and lost <= LOST)
+    end = dict(zip(KEYS, ([x] * 7 for x in (lost, rival, 3.0, 1e-14, 1e-4, null, own, 1e-31)), strict=True)) | lists
     start = {**end, "rival": [lost] * 7, "null": [null if first is None else first] * 7}
     return {"held_out": 2.0, "through": [[0, worst(start)], [500, worst(end)]], "end": end}
 
@@ -42,6 +44,8 @@ BROKEN: Measured = {"failed": "the loss is nan"}
         (GOOD, [*NONE, made_up(1e-14, 1e-3, 1, 0)], "not confirmed"),  # an RMSNorm with the same null direction
         (GOOD, [*NONE, made_up(0.9, 0.9, 0, 1)], "not confirmed"),  # one that has some at the start
         (GOOD, [*NONE, made_up(0.9, 0.9, 1, 0)], "confirmed"),  # another null direction, opened by training
+        # One norm has a null direction, and another one γ⁻¹ where its variance is least, though not null.
+        (GOOD, [*NONE, made_up(0.9, 0.9, 1, 0, null=[1, 0] * 3 + [0], lost=[0.9, 1e-14] * 3 + [0.9])], "confirmed"),
         ([*GOOD, made_up(1e-14, 1e-6)], NONE, "inconclusive"),  # γ⁻¹ has not turned: the rival does as well
         ([*GOOD, BROKEN], [*NONE, BROKEN], "inconclusive"),
         ([BROKEN] * 3, NONE, "inconclusive"),
@@ -60,6 +64,18 @@ def test_further_null_directions_are_said() -> None:
     assert found.verdict == "confirmed" and "Further null directions: 3" in found.line
 
 
+def test_words_and_numbers_are_those_of_norms_and_seeds() -> None:
+    """Largest over norms; then the least or the largest over seeds, or their mean."""
+    rival, turned = [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 7e-3], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    some = [made_up(1e-14 * i, 0.0, rival=[i * x for x in rival], turned=[i * x for x in turned]) for i in (1, 2, 3)]
+    found = STUDY.conclude(result(some, NONE))
+    row = dict(zip(found.tables[0].columns, found.tables[0].rows[0], strict=True))
+    assert row["1 − |cos| of γ⁻¹"] == "3.0e-14"
+    assert row["1 − |cos| of the uniform direction, end"] == "7.0e-03"
+    assert row["turn of γ⁻¹, end (°)"] == "14.00 ± 17.39"
+    assert "γ⁻¹ turns by 14.0 ± 17.4°; RMSNorm has no such direction" in found.line
+
+
 def passage(norm: torch.nn.Module, x: torch.Tensor) -> Passage:
     with torch.no_grad():
         norm.weight.copy_(torch.linspace(0.5, 2.0, x.shape[-1]))
@@ -69,7 +85,7 @@ def passage(norm: torch.nn.Module, x: torch.Tensor) -> Passage:
 
 def test_a_layer_norm_has_the_predicted_direction_and_the_uniform_one_is_another() -> None:
     found = kernel_of(passage(LayerNorm(8).double(), normal(500, 8)))
-    assert found["lost"] < 1e-12 and found["null"] == 1
+    assert found["lost"] < 1e-12 and found["null"] == found["own"] == 1
     assert found["variance"] < 1e-28 and found["next"] > 1e-2
     assert found["rival"] > 1e-2
     assert found["turned"] == pytest.approx(
@@ -79,13 +95,21 @@ def test_a_layer_norm_has_the_predicted_direction_and_the_uniform_one_is_another
 
 def test_an_rms_norm_has_none() -> None:
     found = kernel_of(passage(RMSNorm(8, bias=True).double(), normal(500, 8)))
-    assert found["null"] == 0 and found["lost"] > 1e-3 and found["variance"] > 1e-2
+    assert found["null"] == found["own"] == 0 and found["lost"] > 1e-3 and found["variance"] > 1e-2
+
+
+def test_another_null_direction_is_not_its_own() -> None:
+    """A channel that an RMSNorm's input does not have is null in its output, and far from γ⁻¹."""
+    x = normal(500, 8)
+    x[:, 3] = 0
+    found = kernel_of(passage(RMSNorm(8, bias=True).double(), x))
+    assert found["null"] == 1 and found["own"] == 0 and found["lost"] > 1e-2
 
 
 def test_where_more_is_null_the_direction_is_sought_in_all_of_it() -> None:
     x = normal(500, 4) @ normal(4, 8, seed=1)
     found = kernel_of(passage(LayerNorm(8).double(), x))
-    assert found["null"] > 2 and found["lost"] < 1e-12
+    assert found["null"] > 2 and found["own"] == 1 and found["lost"] < 1e-12
 
 
 def test_outputs_that_do_not_vary_are_refused() -> None:
@@ -100,15 +124,15 @@ def test_measured_on_a_model_that_has_just_been_drawn() -> None:
         assert all(len(values) == 5 for values in found.values())
         assert found["turned"] == pytest.approx([0.0] * 5, abs=1e-5) and found["lost"] == found["rival"]
         layer = arm.settings["norm"] == "layer"
-        assert found["null"] == [int(layer)] * 5
+        assert found["null"] == found["own"] == [int(layer)] * 5
         assert (max(found["lost"]) < 1e-9) == layer and (max(found["exact"]) < 1e-28) == layer
         assert (min(found["lost"]) > 1e-2) == (not layer)
 
 
 def test_the_worst_is_kept() -> None:
-    found = {key: [1e-5, 3e-5, 2e-5] for key in KEYS} | {"null": [1, 2, 1]}
+    found = {key: [1e-5, 3e-5, 2e-5] for key in KEYS} | {"null": [1, 2, 1], "own": [0, 1, 0]}
     kept = worst(found)
-    assert (kept["lost"], kept["least"], kept["nearest"], kept["null"]) == (3e-5, 1e-5, 1e-5, 2)
+    assert (kept["lost"], kept["least"], kept["nearest"], kept["null"], kept["own"]) == (3e-5, 1e-5, 1e-5, 2, 1)
     assert "next" not in kept
 
 

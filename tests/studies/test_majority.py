@@ -34,12 +34,25 @@ def test_sequences_have_every_class_and_a_leading_one() -> None:
 
 
 def test_targets_name_the_most_frequent_class_and_batches_depend_on_seed_and_step_alone() -> None:
-    task = majority()
+    task = majority(False)
     tokens, targets = task.batches(3)(7)
     assert torch.equal(targets, tokens.mode(-1, keepdim=True).values.expand_as(tokens))
     assert torch.equal(tokens, task.batches(3)(7)[0])
     for other in (task.batches(3)(8), task.batches(4)(7), task.held_out[0]):
         assert not torch.equal(tokens, other[0])
+
+
+def test_rates_are_chosen_on_other_sequences() -> None:
+    trained, others = (torch.cat([tokens for tokens, _ in majority(each).held_out]) for each in (False, True))
+    rows = [{tuple(row) for row in each.tolist()} for each in (trained, others)]
+    assert len(rows[0]) == len(rows[1]) > 500 and not rows[0] & rows[1]
+    assert torch.equal(majority(True).batches(3)(7)[0], majority(False).batches(3)(7)[0])
+
+    def norm() -> PartNorm:
+        return PartNorm(False, True)
+
+    final, choosing = (learning(norm, 8, 0.1, [4], 2, 0.05, validation=each) for each in (False, True))
+    assert final["loss"] != choosing["loss"] and final["loss"] == pytest.approx(choosing["loss"], rel=0.2)
 
 
 def test_the_order_of_tokens_does_not_count() -> None:
@@ -70,19 +83,19 @@ class Knowing(torch.nn.Module):
 
 
 def test_accuracy_and_loss_of_known_answers() -> None:
-    right, loss = accuracy_and_loss(Knowing(), majority())
+    right, loss = accuracy_and_loss(Knowing(), majority(False))
     assert right == pytest.approx(1 - 1 / LENGTH) and loss == pytest.approx(50 / LENGTH)
 
 
 def test_evenness_is_one_of_uniform_attention_and_less_of_other() -> None:
     torch.manual_seed(0)
     model = Majority(PartNorm(False, True), 8)
-    some = evenness(model, majority())
+    some = evenness(model, majority(False))
     with torch.no_grad():
         model.query.weight.mul_(100)
-        sharp = evenness(model, majority())
+        sharp = evenness(model, majority(False))
         model.query.weight.zero_()
-        even = evenness(model, majority())
+        even = evenness(model, majority(False))
     assert 1 / LENGTH < sharp < some < 1 and even == pytest.approx(1.0)
 
 
@@ -90,17 +103,17 @@ def test_learning_is_the_mean_over_models() -> None:
     def norm() -> PartNorm:
         return PartNorm(False, True)
 
-    each = [learning(norm, 8, 0.1, [seed], 6, 0.05) for seed in (4, 5)]
-    both = learning(norm, 8, 0.1, [4, 5], 6, 0.05)
+    each = [learning(norm, 8, 0.1, [seed], 6, 0.05, validation=False) for seed in (4, 5)]
+    both = learning(norm, 8, 0.1, [4, 5], 6, 0.05, validation=False)
     for key in ("loss", "accuracy", "evenness"):
         assert both[key] == pytest.approx((each[0][key] + each[1][key]) / 2)
     assert [step for step, _ in both["curve"]] == [0, 2, 4, 6]
-    assert learning(norm, 8, 0.1, [4], 6, 1.0)["to_goal"] is None
+    assert learning(norm, 8, 0.1, [4], 6, 1.0, validation=False)["to_goal"] is None
     first = [next(step for step, right in run["curve"][1:] if right >= 0.05) for run in each]
     assert [run["to_goal"] for run in each] == pytest.approx(first)
     assert both["to_goal"] == pytest.approx(math.sqrt(first[0] * first[1]))
 
 
 def test_a_run_that_diverges_breaks_off() -> None:
-    with pytest.raises(TrainingError, match=r"nan|inf"):
-        learning(lambda: PartNorm(False, False), 8, 1e30, [0], 6, 0.9)
+    with pytest.raises(TrainingError, match=r"nan|inf|not finite"):
+        learning(lambda: PartNorm(False, False), 8, 1e30, [0], 6, 0.9, validation=False)

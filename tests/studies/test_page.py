@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def test_the_page_is_what_the_results_say() -> None:
 
 def test_what_a_page_holds(page: Callable[..., str], folder: Path) -> None:
     text = page(folder)
-    assert page(folder) == text
+    code = json.loads((folder / "made_up.json").read_text())["machine"]["code"]
+    assert page(folder) == text and len(code) == 12
     assert "| [made_up](#made_up) | Parabolas have a lowest point. | inconclusive | nothing was [asked] |" in text
     assert "| [unrun](#unrun) | Parabolas have a lowest point. | not run |  |" in text
     _, first, second = text.split("\n## ")
@@ -77,7 +79,8 @@ def test_what_a_page_holds(page: Callable[..., str], folder: Path) -> None:
     for words in (
         "Apollonius of Perga", "- Setting: A function.", "- Equal: all of it", "- Not tested: Hyperbolas.",
         "2 steps; seeds 1, 2, 3; learning rates 0.01, 0.1, 1, chosen at seed 1000; runs: 30 ((3 rates + 3 seeds) × 5",
-        "one thread each, 1 at a time",
+        f"gaugekit {version('gaugekit')} (code {code})", "one thread each, 1 at a time",
+        "Choice of learning rates (\\*: best at an edge of the grid):",
         "| first / inside | 12 | 11 | 12 | 0.1 |",
         "| first / edge | 18.14 | 14.18 | 12.23 | 1 \\* |",
         "| second / breaks | 14 | broke off | broke off | 0.01 \\* |",
@@ -88,6 +91,22 @@ def test_what_a_page_holds(page: Callable[..., str], folder: Path) -> None:
         assert words in first, words
     assert "\n\n\n" not in text
     assert "- Budget: 2 steps" in second and "Machine" not in second
+
+
+def test_what_rates_are_and_the_seeds_that_choose_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = loaded()
+    full = replace(made_up.STUDY.full, tuning=(1000, 1001))
+    study = replace(made_up.STUDY, full=full, rates_are="multiples of a base")
+    monkeypatch.setattr(module, "study", lambda name: study)
+    write(study, run(study, out=folder, track=plainly), folder)
+    text = module.page(folder, ("made_up",))
+    for words in (
+        "seeds 1, 2, 3; multiples of a base 0.01, 0.1, 1, chosen at seeds 1000, 1001;",
+        "runs: 45 ((3 rates × 2 seeds + 3 seeds) × 5 arms)",
+        "Choice of multiples of a base (",
+    ):
+        assert words in text
+    assert "earning rates 0" not in text
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -127,6 +146,7 @@ def test_results_of_another_study_are_refused(page: Callable[..., str], folder: 
     [
         replace(made_up.STUDY, full=replace(made_up.STUDY.full, seeds=(1, 2, 3, 4))),
         replace(made_up.STUDY, full=replace(made_up.STUDY.full, options={"width": 5})),
+        replace(made_up.STUDY, full=replace(made_up.STUDY.full, tuning=(1000, 1001))),
         replace(made_up.STUDY, arms=made_up.STUDY.arms[:-1]),
         replace(made_up.STUDY, arms=(Arm("inside", {"best": 0.2}, "first"), *made_up.STUDY.arms[1:])),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import made_up
 import pytest
 import torch
 
+import gaugekit
 from gaugekit.errors import DataError
+from gaugekit.studies import kept as keeping
 from gaugekit.studies.running import run
 from gaugekit.studies.study import Arm, Budget, Measured, Study
 
@@ -55,6 +58,21 @@ def test_every_arm_tries_every_rate_and_then_all_seeds_at_its_best(tmp_path: Pat
         result["inside"]
 
 
+def test_rates_are_chosen_by_the_mean_over_all_seeds_for_it(tmp_path: Path) -> None:
+    """Each of the seeds by itself would choose another rate; inf where one broke off."""
+
+    def run_(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
+        assert budget.tuning == (7, 8)
+        return {"loss": {7: {0.01: 0.0, 0.1: 2.0, 1.0: 5.0}, 8: {0.01: 5.0, 0.1: 2.0, 1.0: math.nan}}[seed][rate]}
+
+    study = replace(made_up.STUDY, run=run_, full=replace(made_up.STUDY.full, tuning=(7, 8), seeds=(7, 8)))
+    result = run(study, out=tmp_path, track=plainly)
+    assert all(each.tuning == {"0.01": 2.5, "0.1": 2.0, "1": math.inf} for each in result.arms)
+    assert {each.rate for each in result.arms} == {0.1}
+    assert study.full.runs == 3 * 2 + 2
+    assert len(keys(tmp_path / "made_up.runs.jsonl")) == 5 * 3 * 2  # the reported ones were among them
+
+
 def test_runs_that_break_off_are_results(tmp_path: Path) -> None:
     result = run(made_up.STUDY, out=tmp_path, track=plainly)
     assert result["second / breaks"].tuning == {"0.01": pytest.approx(14.0), "0.1": math.inf, "1": math.inf}
@@ -63,6 +81,19 @@ def test_runs_that_break_off_are_results(tmp_path: Path) -> None:
     assert seeds.runs[1] == {"failed": "the loss is nan at step 2"}
     assert seeds.values("loss") == [pytest.approx(4.01), math.inf, pytest.approx(4.03)]
     assert result["second / never"].values("loss") == [math.inf] * 3
+
+
+def test_a_decomposition_that_fails_breaks_a_run_off(tmp_path: Path) -> None:
+    def failing(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
+        torch.linalg.cholesky(-torch.eye(2) * (seed == 2) + torch.eye(2) * (seed != 2))
+        return {"loss": 1.0}
+
+    result = run(replace(made_up.STUDY, run=failing), out=tmp_path, track=plainly)
+    first, second, third = result.arms[0].runs
+    assert first == third == {"loss": 1.0}
+    assert (
+        list(second) == ["failed"] and second["failed"].startswith("linalg.cholesky") and "\n" not in second["failed"]
+    )
 
 
 def test_a_metric_that_is_not_finite_is_not_chosen(tmp_path: Path) -> None:
@@ -105,6 +136,7 @@ def test_two_processes_find_the_same_as_one(tmp_path: Path) -> None:
         results.append(run(made_up.STUDY, out=tmp_path / str(jobs), jobs=jobs, track=plainly))
     assert results[0].arms == results[1].arms
     assert [each.machine["jobs"] for each in results] == ["1", "2"]
+    assert results[0].machine["code"] == results[1].machine["code"] and len(results[0].machine["code"]) == 12
     kept = [sorted(keys(tmp_path / str(jobs) / "made_up.runs.jsonl")) for jobs in (1, 2)]
     assert kept[0] == kept[1] and len(kept[0]) == 5 * 6
 
@@ -174,7 +206,7 @@ def test_more_seeds_and_rates_leave_the_other_runs(tmp_path: Path) -> None:
     assert [(rate, seed) for key, rate, seed in calls if key == "first / edge" and seed != 1000] == [(1.0, 4)]
 
 
-@pytest.mark.parametrize("change", [{"steps": 3}, {"options": {"width": 5}}, {"tuning": 7}])
+@pytest.mark.parametrize("change", [{"steps": 3}, {"options": {"width": 5}}, {"tuning": (7,)}])
 def test_another_budget_has_other_runs(tmp_path: Path, change: dict[str, Any]) -> None:
     run(made_up.STUDY, out=tmp_path, track=plainly)
     study, calls = counting(replace(made_up.STUDY, full=replace(made_up.STUDY.full, **change)))
@@ -203,7 +235,7 @@ def test_a_last_line_that_was_being_written_is_made_again(tmp_path: Path, cut: i
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "null", '{"key": "a"}', '{"key": "a", "measured": 3, "seconds": 1}', "\xff"]
+    "line", ["{", "[]", "null", '{"key": "a"}', '{"key": "a", "measured": 3, "seconds": 1, "jobs": 1}', "\xff"]
 )
 def test_a_damaged_line_is_refused(tmp_path: Path, line: str) -> None:
     run(made_up.STUDY, out=tmp_path, track=plainly)
@@ -226,4 +258,101 @@ def test_progress_is_of_what_is_left(tmp_path: Path) -> None:
 
     for _ in range(2):
         run(made_up.STUDY, out=tmp_path, track=track)
-    assert seen == [(15, "made_up: learning rates"), (15, "made_up: seeds")]
+    assert seen == [(15, "made_up: choosing learning rates"), (15, "made_up: seeds")]
+
+
+# --- what made them -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sources, where a test may change them."""
+    assert gaugekit.__file__ is not None
+    source, root = Path(gaugekit.__file__).parent, tmp_path / "copy" / "gaugekit"
+    for name in ("__init__.py", "studies", "cli", "report"):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, root / name)
+        else:
+            root.mkdir(parents=True)
+            shutil.copy(source / name, root / name)
+    monkeypatch.setattr(gaugekit, "__file__", str(root / "__init__.py"))
+    return root
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a character": lambda root: (root / "studies" / "fitting.py").write_text("x"),
+    "a new file": lambda root: (root / "studies" / "new.py").touch(),
+    "a file less": lambda root: (root / "studies" / "stats.py").unlink(),
+    "another name": lambda root: (root / "studies" / "stats.py").rename(root / "studies" / "statistics.py"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_runs_of_other_code_are_kept_and_not_used(tmp_path: Path, copied: Path, what: str) -> None:
+    first = run(made_up.STUDY, out=tmp_path, track=plainly)
+    kept = tmp_path / "made_up.runs.jsonl"
+    before = kept.read_bytes()
+    original = {path: path.read_bytes() for path in (copied / "studies").glob("*.py")}
+    CHANGES[what](copied)
+    study, calls = counting()
+    second = run(study, out=tmp_path, track=plainly)
+    assert len(calls) == 30 and second.arms == first.arms
+    assert second.machine["code"] != first.machine["code"]
+    assert kept.read_bytes().startswith(before) and len(keys(kept)) == 60
+    # As it was again, the first runs are good again.
+    shutil.rmtree(copied / "studies")
+    (copied / "studies").mkdir()
+    for path, source in original.items():
+        path.write_bytes(source)
+    calls.clear()
+    assert run(study, out=tmp_path, track=plainly) == first and calls == []
+
+
+def test_code_that_no_run_rests_on_may_change(tmp_path: Path, copied: Path) -> None:
+    first = run(made_up.STUDY, out=tmp_path, track=plainly)
+    for name in ("cli", "report"):
+        (copied / name / "study.py").write_text("x")
+    (copied / "studies" / "notes.txt").write_text("x")
+    study, calls = counting()
+    assert run(study, out=tmp_path, track=plainly) == first and calls == []
+
+
+@pytest.mark.parametrize(("owner", "name"), [(torch, "__version__"), (keeping.platform, "python_version")])
+def test_runs_of_another_torch_or_python_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    run(made_up.STUDY, out=tmp_path, track=plainly)
+    monkeypatch.setattr(owner, name, "9.9.9" if name == "__version__" else lambda: "9.9.9")
+    study, calls = counting()
+    assert "9.9.9" in run(study, out=tmp_path, track=plainly).machine.values() and len(calls) == 30
+
+
+def test_the_runs_at_a_time_are_those_of_the_records(tmp_path: Path) -> None:
+    narrow = replace(made_up.STUDY, full=replace(made_up.STUDY.full, seeds=(1,)))
+    run(narrow, out=tmp_path, jobs=2, track=plainly)
+    assert run(narrow, out=tmp_path, track=plainly).machine["jobs"] == "2"
+    assert run(made_up.STUDY, out=tmp_path, track=plainly).machine["jobs"] == "1 or 2"
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    study, calls = counting()
+    (tmp_path / "made_up.runs.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"made_up.runs.jsonl: cannot be read \(Is a directory\): move it away$"):
+        run(study, out=tmp_path, track=plainly)
+    assert calls == []
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "made_up.runs.jsonl").symlink_to(tmp_path / "missing" / "file")
+    for jobs in (1, 2):
+        with pytest.raises(DataError, match=r"made_up.runs.jsonl: cannot be written \(No such file or directory\): "):
+            run(made_up.STUDY, out=tmp_path, jobs=jobs, track=plainly)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(DataError, match=r"made_up.runs.jsonl: cannot be read \(Permission denied\): move it away$"):
+        keeping.read(tmp_path / "made_up.runs.jsonl")

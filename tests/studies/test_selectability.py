@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 
+from gaugekit.studies.majority import BATCH
 from gaugekit.studies.selectability import (
     BOTH,
     LANGUAGE,
@@ -15,7 +16,9 @@ from gaugekit.studies.selectability import (
     STUDY,
     averages,
     selects,
+    times,
 )
+from gaugekit.studies.stats import Interval
 from gaugekit.studies.study import ArmResult, Measured, Result
 
 BROKEN: Measured = {"failed": "the loss is nan"}
@@ -63,6 +66,9 @@ HELD = keys(0.0, 0.4, 0.3)
         (steps(FAST, (None, None, None), FAST, (100.0, None, 90.0)), "confirmed"),
         (steps((None, None, None), SLOW, FAST, SLOW), "not confirmed"),
         (steps((None, None, None), (None, 90.0, None), FAST, SLOW), "inconclusive"),
+        (FASTER | {SCALING: [BROKEN, learnt(90.0), learnt(80.0)]}, "inconclusive"),  # worse, but not by the steps
+        (FASTER | {NEITHER: [BROKEN] * 3}, "inconclusive"),
+        (FASTER | {BOTH: [BROKEN, learnt(40.0), learnt(40.0)]}, "not confirmed"),
     ],
 )
 def test_averaging(majority: dict[str, list[Measured]], verdict: str) -> None:
@@ -70,6 +76,7 @@ def test_averaging(majority: dict[str, list[Measured]], verdict: str) -> None:
     assert averages(found)[0] == verdict
     conclusion = STUDY.conclude(found)
     assert conclusion.verdict == verdict
+    assert ("broke off" in conclusion.line) == any(BROKEN in runs for runs in majority.values())
     assert f"Averaging, {verdict}" in conclusion.line and "Selectability, confirmed" in conclusion.line
     assert all(len(row) == len(table.columns) for table in conclusion.tables for row in table.rows)
 
@@ -84,7 +91,9 @@ def test_averaging(majority: dict[str, list[Measured]], verdict: str) -> None:
         (keys(0.0, 0.4, 0.067), "inconclusive"),
         (HELD | {NEITHER: [BROKEN] * 3}, "inconclusive"),
         (HELD | {NEITHER: [BROKEN, BROKEN, read(0.4)]}, "inconclusive"),  # one run is too few
-        (HELD | {NEITHER: [BROKEN, read(0.4), read(0.41), read(0.4)]}, "confirmed"),
+        (HELD | {NEITHER: [BROKEN, read(0.4), read(0.41), read(0.4)]}, "inconclusive"),
+        (HELD | {BOTH: [BROKEN, read(0.0), read(0.0)]}, "inconclusive"),
+        (HELD | {NEITHER: [BROKEN, read(0.01), read(0.011), read(0.01)]}, "not confirmed"),
     ],
 )
 def test_selectability(language: dict[str, list[Measured]], verdict: str) -> None:
@@ -93,6 +102,26 @@ def test_selectability(language: dict[str, list[Measured]], verdict: str) -> Non
     conclusion = STUDY.conclude(found)
     assert conclusion.verdict == verdict
     assert all(len(row) == len(table.columns) for table in conclusion.tables for row in table.rows)
+
+
+def test_words_of_what_was_not_reached() -> None:
+    """By one of a pair, by the other, by both; and of a single seed, which has no interval."""
+    never = (None, None, None)
+    for majority, words in (
+        (steps(FAST, never, FAST, SLOW), "over without: reached in every run only with it among scaled"),
+        (steps(never, SLOW, FAST, SLOW), "over without: reached in every run only without it among scaled"),
+        (steps(never, never, FAST, SLOW), "over without: not reached in every run by either among scaled"),
+        (steps((50.0,), (100.0,), (25.0,), (100.0,)), "over without: 0.50 among scaled norms, 0.25 among others"),
+    ):
+        assert words in averages(result(majority, HELD))[1]
+    assert times(Interval(-1.0, 1.0)) == "0.50 (0.25 to 1.00)"
+
+
+def test_shares_are_told_in_percent_and_what_broke_off_is_not() -> None:
+    found = STUDY.conclude(result(FASTER, keys(0.0, 0.4, 0.3) | {NEITHER: [BROKEN] * 3})).tables[1]
+    at_end = {row[0]: row[4] for row in found.rows}
+    assert found.columns[4] == "inputs at the end"
+    assert at_end[PROJECTION] == "30.0 ± 3.7" and at_end[NEITHER] == "broke off"  # of layers with 40 and 20 %
 
 
 def test_both_claims_make_the_verdict() -> None:
@@ -116,7 +145,19 @@ def test_arms_of_a_group_differ_in_one_thing_each() -> None:
             assert set(arms[name]) == {"project", "scale"}
 
 
+def test_the_setting_says_the_sizes() -> None:
+    o = STUDY.full.options
+    for words in (
+        f"in {o['majority_steps']} steps of {BATCH} sequences",
+        f"the mean of {o['models']} models",
+        f"of {o['layers']} layers, width {o['width']} and {o['heads']} heads",
+        f"reads {o['context']} characters",
+        f"in {STUDY.full.steps} steps of {o['batch']} windows",
+    ):
+        assert words in STUDY.setting, words
+
+
 def test_models_of_different_seeds_share_none() -> None:
-    models, seeds = STUDY.full.options["models"], (*STUDY.full.seeds, STUDY.full.tuning)
+    models, seeds = STUDY.full.options["models"], (*STUDY.full.seeds, *STUDY.full.tuning)
     drawn = [seed * models + i for seed in seeds for i in range(models)]
     assert len(set(drawn)) == len(drawn)

@@ -35,6 +35,7 @@ def seeds(share: float, rank: float) -> list[Measured]:
     return [made_up(share * factor, rank) for factor in (0.9, 1.0, 1.1)]
 
 
+BROKEN: Measured = {"failed": "the loss is nan"}
 FAR, NEAR = seeds(0.05, 0.0), seeds(1.2, 0.7)
 
 
@@ -46,8 +47,11 @@ FAR, NEAR = seeds(0.05, 0.0), seeds(1.2, 0.7)
         (NEAR, FAR, "not confirmed"),
         (FAR, seeds(0.3, 0.3), "not confirmed"),  # so do random directions
         (FAR, [made_up(share, 0.0) for share in (0.1, 0.4, 1.6)], "inconclusive"),
-        (FAR, [{"failed": "the loss is nan"}] * 3, "inconclusive"),
-        (FAR, [*FAR[:2], {"failed": "the loss is nan"}], "confirmed"),
+        (FAR, [BROKEN] * 3, "inconclusive"),
+        (FAR, [*FAR, BROKEN], "inconclusive"),
+        ([*FAR, BROKEN], FAR, "inconclusive"),
+        (FAR, [*NEAR, BROKEN], "not confirmed"),
+        ([BROKEN] * 3, NEAR, "not confirmed"),
     ],
 )
 def test_each_verdict_can_come_out(layer: list[Measured], rms: list[Measured], verdict: str) -> None:
@@ -57,6 +61,14 @@ def test_each_verdict_can_come_out(layer: list[Measured], rms: list[Measured], v
     assert all(len(row) == len(table.columns) for table in conclusion.tables for row in table.rows)
     assert "(edge)" in conclusion.tables[0].rows[0][1]
     plt.close(STUDY.draw(found))
+
+
+def test_broken_runs_are_said() -> None:
+    found = STUDY.conclude(result([BROKEN] * 3, [*FAR, BROKEN]))
+    assert "LayerNorm undecided: broke off;" in found.line
+    assert "RMSNorm undecided: mean angles 88° to 88°" in found.line and "(1 of 4 runs broke off)" in found.line
+    assert found.tables[0].rows[0][2:] == ("broke off",) * 5
+    assert found.tables[0].rows[1][2] == "broke off" and "broke off" not in found.tables[0].rows[1][3:]
 
 
 def test_ninety_degrees_alone_confirm_nothing() -> None:

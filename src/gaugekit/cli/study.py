@@ -53,7 +53,7 @@ def run(
     """Run studies: NAME.json and NAME.svg go to DIR, tables and the verdict to stdout.
 
     Every arm tries every learning rate of the grid, and then runs at its best one for every seed. A study that was
-    stopped goes on where it was, with the runs in NAME.runs.jsonl.
+    stopped goes on where it was, with those runs in NAME.runs.jsonl that the same code has made.
     """
     with reporting_errors(debug):
         found = chosen(names)
@@ -109,6 +109,7 @@ def described(study: Study) -> dict[str, Any]:
         "source": study.source,
         "arms": [arm.key for arm in study.arms],
         "rates": list(full.rates),
+        "tuning": list(full.tuning) if full.rates else [],
         "seeds": list(full.seeds),
-        "runs": (len(full.rates) + len(full.seeds)) * len(study.arms),
+        "runs": full.runs * len(study.arms),
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EDGE = "best at an edge of the grid"
 QUICK = "A quick run: it shows that everything works, and says nothing about the claim."
-NUMBER = re.compile(r"([<>≈≤≥~+±−-]\s?)?\d.{0,23}|broke off|[–—-]?")
+NUMBER = re.compile(r"([<>≈≤≥~+±−-]\s?)?\d.{0,23}|(the other |both )?broke off|[–—-]?")
 
 
 def render_list(studies: Iterable[Study]) -> RenderableType:
@@ -38,38 +38,37 @@ def verdict(conclusion: Conclusion) -> str:
 
 def runs(study: Study, budget: Budget) -> str:
     """How many runs a study takes, and why."""
-    arms = len(study.arms)
-    tuning, reported = len(budget.rates) * arms, len(budget.seeds) * arms
-    seeds = plural(len(budget.seeds), "seed")
-    if not tuning:
-        return f"{reported} ({seeds} × {plural(arms, 'arm')}; nothing is tuned)"
-    rates = plural(len(budget.rates), "rate")
-    return f"{tuning + reported} (({rates} + {seeds}) × {plural(arms, 'arm')})"
+    arms, seeds = plural(len(study.arms), "arm"), plural(len(budget.seeds), "seed")
+    count = len(study.arms) * budget.runs
+    if not budget.rates:
+        return f"{count} ({seeds} × {arms}; nothing is tuned)"
+    rates, tuning = plural(len(budget.rates), "rate"), len(budget.tuning)
+    return f"{count} (({rates}{f' × {tuning} seeds' if tuning > 1 else ''} + {seeds}) × {arms})"
 
 
-def budget_line(budget: Budget) -> str:
+def budget_line(study: Study, budget: Budget) -> str:
     """Steps, seeds and the grid of rates."""
     if not (budget.steps or budget.rates):
         return "nothing is trained"
     parts = [plural(budget.steps, "step")] if budget.steps else []
-    parts.append(f"{'seeds' if len(budget.seeds) > 1 else 'seed'} {', '.join(map(str, budget.seeds))}")
+    parts.append(_seeds(budget.seeds))
     if budget.rates:
         grid = ", ".join(f"{rate:g}" for rate in budget.rates)
-        parts.append(f"learning rates {grid}, chosen at seed {budget.tuning}")
+        parts.append(f"{study.rates_are} {grid}, chosen at {_seeds(budget.tuning)}")
     return "; ".join(parts)
 
 
 def where(result: Result) -> str:
-    """The machine, and what the runs took on it."""
+    """The machine, the code, and what the runs took."""
     m = result.machine
-    parts = [f"{m['processor']}, torch {m['torch']}, Python {m['python']}"]
+    parts = [f"{m['processor']}, torch {m['torch']}, Python {m['python']}, gaugekit {m['gaugekit']} (code {m['code']})"]
     seconds = float(m["seconds"])
     took = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
     parts.append(f"{took} of runs on one thread each, {m['jobs']} at a time")
     return "; ".join(parts)
 
 
-def rates(result: Result) -> Table | None:
+def rates(study: Study, result: Result) -> Table | None:
     """Metric of every arm at every rate of the grid, and the rate chosen; None where nothing is tuned."""
     if not result.budget.rates:
         return None
@@ -79,7 +78,7 @@ def rates(result: Result) -> Table | None:
         assert each.rate is not None
         chosen = f"{each.rate:g}" + (" *" if each.at_edge else "")
         rows.append((each.arm.key, *(_metric(each.tuning[rate]) for rate in grid), chosen))
-    title = f"Learning rates{f' (*: {EDGE})' if any(a.at_edge for a in result.arms) else ''}"
+    title = f"Choice of {study.rates_are}{f' (*: {EDGE})' if any(a.at_edge for a in result.arms) else ''}"
     return Table(title, ("arm", *grid, "chosen"), tuple(rows))
 
 
@@ -99,6 +98,10 @@ def numeric(table: Table) -> tuple[bool, ...]:
     return tuple(
         any(cells) and all(NUMBER.fullmatch(cell) for cell in cells) for cells in zip(*table.rows, strict=True)
     ) or (False,) * len(table.columns)
+
+
+def _seeds(seeds: tuple[int, ...]) -> str:
+    return f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
 
 
 def _metric(value: float) -> str:
@@ -127,11 +130,11 @@ def _parts(study: Study, result: Result, conclusion: Conclusion) -> Iterator[Ren
         ("source", study.source),
         ("setting", study.setting),
         ("equal", study.equal),
-        ("budget", budget_line(result.budget)),
+        ("budget", budget_line(study, result.budget)),
         ("machine", where(result)),
     ]
     yield from header(f"{study.name}: {study.title}", facts)
-    for table in (rates(result), *conclusion.tables, broken(result)):
+    for table in (rates(study, result), *conclusion.tables, broken(result)):
         if table is not None:
             yield heading(plain(table.title))
             yield _table(table)

@@ -8,9 +8,10 @@ turned v away from it is anything tested.
 Rule, fixed before the first run. For each norm, point of training and seed, |cos| of v with the eigenvector of least
 variance (with the whole null space where more than one direction is null). Null is a variance below 1e-8 of the mean
 one. Not confirmed if any |cos| of the LayerNorm arm is below 0.9999, or a norm of the RMSNorm arm has a null direction
-at the start, or one along its own γ⁻¹ later. Inconclusive if a run broke off, or |cos| of the uniform direction is
-0.9999 or more at every norm at the end of some LayerNorm run. Else confirmed. Further null directions, which the paper
-reports of trained models, are counted and said, and so is how near the next one came: they are no part of the verdict.
+at the start, or later one that is along its own γ⁻¹ to 0.9999. Inconclusive if a run broke off, or |cos| of the uniform
+direction is 0.9999 or more at every norm at the end of some LayerNorm run. Else confirmed. Further null directions,
+which the paper reports of trained models, are counted and said, and so is how near the next one came: they are no part
+of the verdict.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def kernel_of(passage: Passage) -> Measured:
     variance    along v
     next        least variance but one
     null        directions below the threshold
+    own         1 where there are any and v is among them to `LOST`, else 0
     """
     from gaugekit.geometry.ellipsoid import kernel_direction
     from gaugekit.geometry.normalization import uniform_direction
@@ -70,13 +72,15 @@ def kernel_of(passage: Passage) -> Measured:
 
     # Along v itself: what is left of it in the matrix is the matrix's own rounding.
     along = (passage.after - passage.after.mean(0)) @ v
+    missed = lost(found.cosine, found.cosine_null)
     return {
-        "lost": lost(found.cosine, found.cosine_null),
+        "lost": missed,
         "rival": lost(rival.cosine, rival.cosine_null),
         "turned": float(angle(v, uniform).rad2deg()),
         "variance": float(along.square().mean() / matrix.diagonal().mean()),
         "next": found.smallest[1],
         "null": found.null,
+        "own": int(found.null > 0 and missed <= LOST),
     }
 
 
@@ -93,7 +97,7 @@ def worst(found: Measured) -> Measured:
     """Over the norms: the largest of each, and the least of "lost" and "next" as "least" and "nearest"."""
     over = {key: max(values) for key, values in found.items() if key != "next"}
     over |= {"least": min(found["lost"]), "nearest": min(found["next"])}
-    return {key: value if key == "null" else float(f"{value:.4g}") for key, value in over.items()}
+    return {key: value if key in ("null", "own") else float(f"{value:.4g}") for key, value in over.items()}
 
 
 def run(arm: Arm, rate: float, seed: int, budget: Budget) -> Measured:
@@ -113,9 +117,7 @@ def conclude(result: Result) -> Conclusion:
     if not (layer.whole and rms.whole):
         return Conclusion("inconclusive", "an arm broke off in every run", tables(result))
     lost = max(all_points(layer, "lost"))
-    absent = not any(each["through"][0][1]["null"] for each in rms.whole) and not any(
-        found["null"] and found["least"] < LOST for each in rms.whole for _, found in each["through"]
-    )
+    absent = not any(each["through"][0][1]["null"] for each in rms.whole) and not any(all_points(rms, "own"))
     rival = [each["through"][-1][1]["rival"] for each in layer.whole]
     verdict: Verdict = "confirmed"
     if lost > LOST or not absent:
@@ -126,8 +128,9 @@ def conclude(result: Result) -> Conclusion:
     further = max(all_points(layer, "null")) - 1
     line = (
         f"|cos| of γ⁻¹ and the measured null direction is at least 1 − {lost:.0e} at every norm and point of training, "
-        f"while γ⁻¹ turns by up to {turned.text(1)}°; RMSNorm {'has none' if absent else 'has one too'}. Further null "
-        f"directions: {further:.0f} (the next variance is at least {min(all_points(layer, 'nearest')):.0e} of the mean)"
+        f"while at the norm where it turns most γ⁻¹ turns by {turned.text(1, '°')}; RMSNorm "
+        f"{'has no such direction' if absent else 'has one too'}. Further null directions: {further:.0f} (the next "
+        f"variance is at least {min(all_points(layer, 'nearest')):.0e} of the mean)"
     )
     return Conclusion(verdict, line, tables(result))
 
@@ -157,24 +160,26 @@ def tables(result: Result) -> tuple[Table, ...]:
             placed.append((arm.arm.name, place, *cells))
     return (
         Table(
-            "The worst of all norms and seeds, and of all points of training where it does not say which",
+            "By arm, over all points of training where none is named. Of norms and seeds the largest, of the next "
+            "variance the least; of the uniform direction the largest of norms and the least of seeds; of the turn the "
+            "largest of norms, and its mean over seeds",
             (
                 "arm",
                 "learning rate",
                 "held-out loss (nats)",
                 "1 − |cos| of γ⁻¹",
                 "1 − |cos| of the uniform direction, end",
-                "largest turn of γ⁻¹, end (°)",
+                "turn of γ⁻¹, end (°)",
                 "variance along γ⁻¹, start (of the mean)",
-                "end",
-                "end, in float64",
+                "variance along γ⁻¹, end",
+                "variance along γ⁻¹, end, in float64",
                 "next variance (of the mean)",
                 "null directions",
             ),
             tuple(over),
         ),
         Table(
-            "By place at the end, means over seeds",
+            "By norm at the end of training, means over seeds",
             (
                 "arm",
                 "norm",
@@ -235,7 +240,9 @@ STUDY = Study(
     setting=(
         "A pre-norm decoder with learned positions, trained by AdamW without weight decay to predict characters of "
         "Python's documentation. Its norms have a weight and a bias. At the output of every norm the covariance of "
-        "4096 held-out tokens (64 a dimension) is taken in float64, at 12 points of training."
+        "4096 held-out tokens (64 a dimension) is taken in float64, at 12 points of training. Weights start with a "
+        "standard deviation of 1/√width. Rates are chosen on validation text; held-out text shares no line of 40 "
+        "characters or more with training."
     ),
     equal="equal parameters, steps and tokens",
     metric="held_out",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gaugekit.studies.fitting import Task, fit
+from gaugekit.studies.fitting import POINTS, Task, fit
 from gaugekit.studies.study import Budget, Measured
 from gaugekit.studies.watching import Through
 from gaugekit.training.config import OptimizerConfig
@@ -24,7 +24,6 @@ LENGTH, CLASSES, LEAD = 50, 20, 6
 TRAINED, BATCH = 10_000, 128
 HELD_OUT = 4  # batches
 EVERY = 2  # steps between looks at the held-out sequences
-POINTS = 60  # of a curve that is kept
 
 
 class Majority(nn.Module):
@@ -71,9 +70,9 @@ def labelled(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def majority() -> Task:
-    """Batches are of the same sequences for all seeds, in another order."""
-    trained, held_out = sequences(TRAINED, 1), sequences(HELD_OUT * BATCH, 2)
+def majority(validation: bool) -> Task:
+    """Batches are of the same sequences for all seeds, in another order. Held-out ones are others for `validation`."""
+    trained, held_out = sequences(TRAINED, 1), sequences(HELD_OUT * BATCH, 3 if validation else 2)
 
     def batches(seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
         def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -105,9 +104,17 @@ def evenness(model: Majority, task: Task) -> float:
 
 
 def learning(
-    norm: Callable[[], nn.Module], width: int, rate: float, seeds: Sequence[int], steps: int, goal: float
+    norm: Callable[[], nn.Module],
+    width: int,
+    rate: float,
+    seeds: Sequence[int],
+    steps: int,
+    goal: float,
+    *,
+    validation: bool,
 ) -> Measured:
     """How models of these seeds, all else alike, learn the task with AdamW at a constant rate; means over the models.
+    Held-out sequences are those for `validation`, or the others.
 
     loss        held-out (nats), the mean over training
     accuracy    held-out, at the end
@@ -116,9 +123,9 @@ def learning(
     parameters  of one
     curve       [steps, accuracy]
 
-    Raises: TrainingError where a loss is not finite.
+    Raises: TrainingError where a loss or a weight is not finite.
     """
-    task, curves, even, parameters = majority(), [], [], 0
+    task, curves, even, parameters = majority(validation), [], [], 0
     for seed in seeds:
         torch.manual_seed(seed)
         model = Majority(norm(), width)

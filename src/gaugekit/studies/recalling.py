@@ -1,6 +1,7 @@
 """Two tasks whose answers stand in what was read before: recall of what belongs to a key, and copying.
 
-Only answers are targets; everything else is `IGNORED`. Shapes: tokens and targets (b, n).
+Only answers are targets; everything else is `IGNORED`. A run whose seed is one of the budget's for tuning is evaluated
+on other draws than the rest. Shapes: tokens and targets (b, n).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 """Tokens (b, n + 1) of a batch of b, and which of the n + 1 places are answers."""
 
 
-def recall(budget: Budget) -> Task:
+def recall(budget: Budget, seed: int) -> Task:
     """Pairs k₁ v₁ k₂ v₂ ... of different keys, then every key `queries` times, each with its value after it: the values
     after the first stretch are the answers (multi-query associative recall; Arora et al., arXiv 2312.04927).
 
@@ -40,10 +41,10 @@ def recall(budget: Budget) -> Task:
         places = np.arange(tokens.shape[1])
         return tokens, (places >= 2 * pairs) & (places % 2 == 1)
 
-    return made_up(budget, keys + values, draw)
+    return made_up(budget, seed, keys + values, draw)
 
 
-def copying(budget: Budget) -> Task:
+def copying(budget: Budget, seed: int) -> Task:
     """A string, a separator, and the string again, which are the answers.
 
     Options: `length` and `symbols` of the string; `batch`; `context`, which must be 2 length.
@@ -55,10 +56,10 @@ def copying(budget: Budget) -> Task:
         tokens = np.concatenate([string, np.full((batch, 1), symbols), string], 1)
         return tokens, np.arange(2 * length + 1) > length
 
-    return made_up(budget, symbols + 1, draw)
+    return made_up(budget, seed, symbols + 1, draw)
 
 
-def made_up(budget: Budget, vocab: int, draw: Draw) -> Task:
+def made_up(budget: Budget, seed: int, vocab: int, draw: Draw) -> Task:
     batch, context = budget.options["batch"], budget.options["context"]
 
     def batches(*numbers: int) -> tuple[Tensor, Tensor]:
@@ -68,7 +69,8 @@ def made_up(budget: Budget, vocab: int, draw: Draw) -> Task:
         return tokens[:, :-1].contiguous(), torch.where(answers, tokens, IGNORED)[:, 1:].contiguous()
 
     # Three numbers here and two there: never the same draw.
-    held_out = tuple(batches(0, step, 1) for step in range(budget.options.get("held_out", HELD_OUT)))
+    kind = 2 if seed in budget.tuning else 1
+    held_out = tuple(batches(0, step, kind) for step in range(budget.options.get("held_out", HELD_OUT)))
     return Task(vocab, lambda seed: lambda step: batches(seed, step), held_out)
 
 

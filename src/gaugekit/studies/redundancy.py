@@ -1,13 +1,15 @@
 """How much of a transformer is redundant: a census of thirty public architectures at their real sizes, without weights.
 
-[FR] opens with "substantial internal redundancy" of transformers, of coordinates of their states and of bases of their
-heads, and means to reduce parameters; it counts none. A count needs no training: the dimension of the group that acts
-on generic weights follows from shapes, by rules whose results equal the corank of the Jacobian of real `transformers`
-classes.
+[FR] sets out from "substantial internal redundancy" of transformers, in the coordinates of their states and in their
+heads, and reduces by symmetry what is redundant; it counts none of it. A count needs no training: the dimension of the
+group that acts on generic weights follows from shapes, by rules whose results equal the corank of the Jacobian of real
+`transformers` classes.
 
-Rule: substantial is a tenth of all parameters, which is what one would see in memory and time. The claim is confirmed
-if the median of the architectures' shares is at least 10 %, not confirmed if no architecture reaches 5 %, else
-inconclusive. The share of attention's own weights that the bases of heads make up is told beside it.
+Rule. Substantial is read as a tenth of all parameters, which is what one would see in memory and time. The claim is
+confirmed if the median of the architectures' shares is at least 10 %, not confirmed if no architecture reaches 5 %,
+else inconclusive. Both thresholds are this project's, not the paper's, and they were set when the count of GPT-2 and
+the range of a few others were already known: what the study adds is the counts, the verdict only names them. The share
+of attention's own weights that the bases of heads make up is told beside it.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ def stacks(axis: Axes, arms: list[ArmResult]) -> None:
 
 
 def against(axis: Axes, arms: list[ArmResult]) -> None:
-    """The same totals, and the heads' share of attention's own weights, beside what would be substantial."""
+    """The same totals, and the heads' share of attention's own weights, beside what is read as substantial."""
     rows = range(len(arms))
     for key, name, colour, mark in (
         ("share", "of all parameters", COLOURS[0], "o"),
@@ -186,14 +188,19 @@ STUDY = Study(
     name="redundancy",
     title="How much of a transformer is redundant",
     question=(
-        "A substantial part of a transformer's parameters is redundant: continuous symmetries move it without changing "
-        "what the model computes."
+        "The redundancy of transformers is substantial, read here as a tenth of all parameters: so many dimensions do "
+        "continuous symmetries move without changing what the model computes."
     ),
-    source="François & Ravera, arXiv 2602.18948",
+    source=(
+        'François and Ravera, arXiv 2602.18948, who set out from "substantial internal redundancy" to reduce it by '
+        "symmetry, and count none"
+    ),
     setting=(
         "Thirty public architectures at their real sizes, from their configs; no weights. Counted are the dimensions "
         "of all continuous symmetries of generic weights that leave log-probabilities (without a language-model head: "
-        "the last hidden states) as they are, each direction once."
+        "the last hidden states) as they are, each direction once. The thresholds, 10 % in the median and 5 % at most, "
+        'are this project\'s reading of "substantial", set when the count of GPT-2 and the range of a few others were '
+        "already known."
     ),
     equal="nothing is trained, and nothing compared but shares: every architecture has the size it was published with",
     metric="share",

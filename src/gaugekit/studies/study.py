@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Arm", "ArmResult", "Budget", "Conclusion", "Measured", "Result", "Study", "Table", "Verdict"]
+__all__ = ["EDGE", "Arm", "ArmResult", "Budget", "Conclusion", "Measured", "Result", "Study", "Table", "Verdict"]
 
 Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
 
 Measured = dict[str, Any]
 """What one run measured: plain data. A run that broke off has the key "failed", with the reason, and no metric."""
+
+EDGE = "Edge: the best rate is the least or largest of the grid, and a better one may lie outside"
+"""For the title of a table that has `ArmResult.told_rate`."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,21 @@ class Budget:
 
     rates       the learning rates that each arm tries; empty where nothing is trained
     seeds       of the runs that are reported, at the best rate; of weights and batches alike, so that arms are paired
-    tuning      the seed of the runs that choose the rate: none of the reported ones
+    tuning      seeds of the runs that choose the rate, by the mean of their metrics, on data for validation: none of
+                the reported ones
     options     what the study wants besides: sizes, batches
     """
 
     steps: int = 0
     rates: tuple[float, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    tuning: int = 1000
+    tuning: tuple[int, ...] = (1000,)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """How many for each arm."""
+        return len(self.rates) * len(self.tuning) + len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,8 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """Of one arm: metric of each rate at the tuning seed (inf: broke off), the rate chosen, and a run for each seed.
+    """Of one arm: mean metric of each rate over the tuning seeds (inf: one broke off), the rate chosen, and a run for
+    each of the other seeds.
 
     rate        None where nothing is trained
     at_edge     whether the rate is the least or the largest of the grid, so that a better one may lie outside
@@ -123,7 +133,7 @@ class Result:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Result:
         budget = dict(document["budget"])
-        budget["rates"], budget["seeds"] = tuple(budget["rates"]), tuple(budget["seeds"])
+        budget |= {key: tuple(budget[key]) for key in ("rates", "seeds", "tuning")}
         arms = tuple(
             ArmResult(
                 Arm(**each["arm"]),
@@ -156,6 +166,7 @@ class Study:
                     A function of its module, so that other processes find it; its budget has no grid and no seeds
     conclude        verdict and tables, of the result alone
     draw            the figure, of the result alone
+    rates_are       what the numbers of the grid are, in the plural
     """
 
     name: str
@@ -172,3 +183,4 @@ class Study:
     run: Callable[[Arm, float, int, Budget], Measured]
     conclude: Callable[[Result], Conclusion]
     draw: Callable[[Result], Figure]
+    rates_are: str = "learning rates"

@@ -94,9 +94,9 @@ def watched(
     arm: Arm, rate: float, seed: int, budget: Budget, measure: Callable[[Decoder, Sequence[Tensor]], Any]
 ) -> Measured:
     """Train the budget's decoder, changed by the arm's settings, on language; "through" is a list of [steps taken, what
-    `measure` found in the model and some held-out windows], at `points` of the budget's option "points".
+    `measure` found in the model and some windows that are not trained on], at `points` of the budget's option "points".
     """
-    task = language(budget)
+    task = language(budget, seed)
     windows = [tokens for tokens, _ in task.held_out[:: max(1, len(task.held_out) // WATCHED)]]
     through = Through(points(budget.steps, budget.options["points"]), lambda model: measure(model, windows))
     model = made(sized(budget, task.vocab, **arm.settings), seed)
