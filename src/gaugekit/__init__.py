@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from gaugekit.optim.monitor import OrbitMonitor
     from gaugekit.optim.projected import Horizontal
     from gaugekit.optim.quotient import QuotientAdam, QuotientSGD
+    from gaugekit.verbs.align import AlignReport, align
     from gaugekit.verbs.canonicalize import CanonicalizeReport, canonicalize
     from gaugekit.verbs.compare import CompareReport, compare
     from gaugekit.verbs.fingerprint import Fingerprint, fingerprint
     from gaugekit.verbs.inspect import InspectReport, inspect
+    from gaugekit.verbs.merge import MergeReport, merge
     from gaugekit.verbs.probe import ProbeReport, probe
     from gaugekit.verbs.scramble import ScrambleReport, scramble
     from gaugekit.verbs.verify import VerifyReport, verify
 
 __all__ = [
+    "AlignReport",
     "CanonicalizeReport",
     "CheckpointError",
     "CompareReport",
@@ -27,6 +30,7 @@ __all__ = [
     "GaugekitError",
     "Horizontal",
     "InspectReport",
+    "MergeReport",
     "OrbitMonitor",
     "ProbeReport",
     "QuotientAdam",
@@ -35,10 +39,12 @@ __all__ = [
     "UnsupportedArchitecture",
     "UnsupportedObservable",
     "VerifyReport",
+    "align",
     "canonicalize",
     "compare",
     "fingerprint",
     "inspect",
+    "merge",
     "pairs",
     "probe",
     "scramble",

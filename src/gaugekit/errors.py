@@ -20,7 +20,7 @@ class UnsupportedObservable(GaugekitError):
 
 
 class ConfigError(GaugekitError):
-    """A training config, or a choice of a study, holds an unknown key or values that do not go together."""
+    """A training config, a recipe, or a choice of a study, holds an unknown key or values that do not go together."""
 
 
 class DataError(GaugekitError):

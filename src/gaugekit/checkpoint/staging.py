@@ -30,7 +30,7 @@ def staged(out: Path, *, replace: bool) -> Iterator[Path]:
     token = secrets.token_hex(4)
     partial = out.with_name(f".{out.name}.partial-{token}")
     old = out.with_name(f".{out.name}.old-{token}")
-    with _terminable():
+    with terminable():
         try:
             with reported(out):
                 # Not by tempfile, whose directories are closed to everybody else, and would stay so.
@@ -62,8 +62,8 @@ def reported(path: Path, what: str = "written") -> Iterator[None]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Within, SIGTERM raises, so that what has to be cleaned up is."""
+def terminable() -> Iterator[None]:
+    """Within, SIGTERM raises, so that what has to be cleaned up is; it then ends the process with status 143."""
     previous = signal.getsignal(signal.SIGTERM)
     # Only the main thread may set handlers; None is a handler of another language, which could not be put back.
     if threading.current_thread() is not threading.main_thread() or previous in (None, signal.SIG_IGN):

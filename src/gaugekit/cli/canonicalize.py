@@ -66,8 +66,7 @@ def canonicalize(
             )
         outcome = None
         if check:
-            from gaugekit.verbs.canonicalize import record_drift
-            from gaugekit.verbs.verify import verify
+            from gaugekit.verbs.verify import record_drift, verify
 
             outcome = verify(report.source, report.out, observable=observable)
             record_drift(report.out, outcome)

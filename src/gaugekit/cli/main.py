@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from gaugekit.cli.align import align
 from gaugekit.cli.canonicalize import canonicalize
 from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
 from gaugekit.cli.compare import compare
 from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
+from gaugekit.cli.merge import merge
 from gaugekit.cli.probe import probe
 from gaugekit.cli.scramble import scramble
 from gaugekit.cli.study import app as study
@@ -27,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, probe, train):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, align, merge, probe, train):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(study, name="study")
 

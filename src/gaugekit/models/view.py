@@ -105,6 +105,10 @@ class Edit:
             self[view] = change(self[view])
 
     def __setitem__(self, view: View, value: Tensor) -> None:
-        if view.name not in self.changed:
-            self.changed[view.name] = self._tensors[view.name].clone()
-        view.write(self.changed[view.name], value)
+        base = self.changed.get(view.name, self._tensors.get(view.name))
+        assert base is not None
+        # What was read of a tensor must still be what it was when derivatives go backward.
+        if view.name not in self.changed or value.requires_grad or base.requires_grad:
+            base = base.clone()
+        view.write(base, value)
+        self.changed[view.name] = base

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
-
+from gaugekit.documents import parsed, read_text
 from gaugekit.errors import ConfigError
 from gaugekit.training.config import Config
 
@@ -29,12 +27,7 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
     """
     document: Any = {}
     if path is not None:
-        try:
-            document = _yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+        document = parsed(read_text(path), str(path))
     document = {} if document is None else document
     where = str(path) if path is not None else "config"
     if not isinstance(document, dict):
@@ -49,38 +42,10 @@ def read(path: Path | None, words: Iterable[str] = ()) -> Config:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"{word!r}: {section} is no section")
-        try:
-            place[key] = _yaml(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{word!r}: no value that YAML knows") from error
+        place[key] = parsed(value, repr(word))
     config = from_dict(Config, document, where)
     config.check()
     return config
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise
-    except Exception as error:  # of a value that only looks like a date, such as 2020-13-45, and the like
-        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML, of which a key that comes twice is refused, and 3e-4 is a number, as in its version 1.2."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "config") -> T:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 from gaugekit.linalg import degenerate_blocks, product_spectrum
@@ -22,7 +21,7 @@ from gaugekit.symmetry.units import RouterConstant
 from gaugekit.symmetry.wiring import output
 from gaugekit.verbs.inspect import TIE, Track, untracked
 from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
-from gaugekit.verbs.verify import HALF_ULP, VerifyReport, coarsest
+from gaugekit.verbs.verify import HALF_ULP, coarsest
 
 Level = Literal["heads", "full"]
 Gauge = Literal["balanced", "pivoted", "folded"]
@@ -181,19 +180,6 @@ def _means_left(model: Opened, acting: tuple[Symmetry, ...]) -> Iterator[str]:
                 for linear in output(branch.body):
                     if branch.norm_sum is None and branch.norm_out is None and linear.weight.name not in settled:
                         yield f"{linear.weight.name} could not be centred"
-
-
-def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
-    """Write into the card of a result how far it was measured to be from its source."""
-    card = Path(out) / "README.md"
-    line = (
-        f"Measured by `gaugekit verify`: the {outcome.observable} of the two differ by at most {outcome.largest:.1e}, "
-        f"where rounding of {outcome.stored_in} weights explains {outcome.rounding:.1e}.\n"
-    )
-    ours, end, rest = card.read_text(encoding="utf-8").partition(f"observable {outcome.observable}.\n")
-    beside = card.with_name(".README.md.partial")
-    beside.write_text(ours + end + line + rest, encoding="utf-8")
-    beside.replace(card)
 
 
 def _chosen(model: Opened, level: Level, gauge: Gauge) -> list[Symmetry]:

@@ -39,7 +39,7 @@ from gaugekit.verbs.mates import INNER, Allowed, Turn, Weights, products, turn
 __all__ = ["Left", "Meter", "Way", "bring", "moved"]
 
 SWEEPS = 50
-SETTLED = 1e-9  # relative fall of the squared distance that ends the search
+SETTLED = 1e-4  # relative fall of the squared distance that ends the search
 EXACT = 1e-12
 STILL = 1e-7  # entries of a frame that moves no more: the distance falls by its square
 HELD = 3  # pieces that are kept at home: a layer, and what others of them want of their neighbours

@@ -133,6 +133,19 @@ def verify(
     )
 
 
+def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
+    """Write into the card of a result how far it was measured to be from its source."""
+    card = Path(out) / "README.md"
+    line = (
+        f"Measured by `gaugekit verify`: the {outcome.observable} of the two differ by at most {outcome.largest:.1e}, "
+        f"where rounding of {outcome.stored_in} weights explains {outcome.rounding:.1e}.\n"
+    )
+    ours, end, rest = card.read_text(encoding="utf-8").partition(f"observable {outcome.observable}.\n")
+    beside = card.with_name(".README.md.partial")
+    beside.write_text(ours + end + line + rest, encoding="utf-8")
+    beside.replace(card)
+
+
 def both(
     model: Any, spec: Spec, batches: list[dict[str, Tensor]], observable: Observable, half_ulp: float
 ) -> tuple[list[Outputs], Tensor]:

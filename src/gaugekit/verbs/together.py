@@ -1,0 +1,86 @@
+"""Several checkpoints of one architecture, opened together and read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gaugekit.checkpoint.writer import Plan
+from gaugekit.symmetry.orbit import pieces
+from gaugekit.verbs.aligning import Alignment, align_models, require_alike
+from gaugekit.verbs.configs import require_same_function
+from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.recipes import Recipe
+from gaugekit.verbs.rewriting import Opened, opened, prepare
+
+__all__ = ["Load", "Mix", "Models", "open_models"]
+
+Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors by the reference's names, float64
+Mix = Callable[[str, Tensor, Sequence[Tensor]], Tensor]  # a name, ours and theirs: the result
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models of a recipe, opened and found alike; `names`: of each other model's tensors, by the reference's."""
+
+    recipe: Recipe
+    reference: Opened
+    others: tuple[Opened, ...]
+    names: tuple[Mapping[str, str], ...]
+
+    def plan(self, place: Path, **options: Any) -> Plan:
+        """Of a result: the reference with new values for all its parameters."""
+        return prepare(self.reference, self.reference.spec.tensors, place, **options)
+
+    def aligned(self, track: Track[Any]) -> tuple[Alignment, ...]:
+        """The others on their way to the reference; none where the recipe does not align."""
+        choice = self.recipe.align
+        if choice is None:
+            return ()
+        return tuple(
+            align_models(self.reference, other, cost=choice.cost, text=choice.text, track=track)
+            for other in self.others
+        )
+
+    def moved(self, aligned: Sequence[Alignment]) -> tuple[Load, ...]:
+        """The others where they are aligned, or else as they are."""
+
+        def load(model: Opened, rename: Mapping[str, str], names: Sequence[str]) -> Mapping[str, Tensor]:
+            return {name: model.load(rename[name]).double() for name in names}
+
+        if aligned:
+            return tuple(each.tensors for each in aligned)
+        return tuple(partial(load, model, rename) for model, rename in zip(self.others, self.names, strict=True))
+
+    def results(self, mix: Mix, theirs: Sequence[Load], track: Track[Any] = untracked) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of a result, a layer of each model in memory at a time. Tied copies stay equal."""
+        copies = {original: copy for copy, original in self.reference.spec.copies}
+        every = list(pieces(self.reference.spec))
+        for names in track(every, len(every), "layers"):
+            ours = {name: self.reference.load(name).double() for name in names}
+            rest = [load(names) for load in theirs]
+            for name in names:
+                value = mix(name, ours[name], [each[name] for each in rest])
+                yield name, value
+                if name in copies:
+                    yield copies[name], value
+
+    @property
+    def every(self) -> tuple[Opened, ...]:
+        """The reference first."""
+        return (self.reference, *self.others)
+
+
+def open_models(recipe: Recipe) -> Models:
+    """Open what a recipe names. Raises `GaugekitError` where two of them cannot be merged; reads no weights."""
+    reference, *others = (opened(where, None) for where in (recipe.reference, *recipe.others))
+    names = []
+    for other in others:
+        names.append(require_alike(reference, other))
+        require_same_function(reference, other)
+    return Models(recipe, reference, tuple(others), tuple(names))
