@@ -174,6 +174,7 @@ CASES = [
     Case("llama", llama_like(**ONE, rope_parameters=EQUAL), total=16 + 8 + 9 + 24 + 8 + 28, note="equal turns"),
     Case("llama", llama_like(**ONE, rope_parameters=LINEAR), note="rescaled turns"),
     Case("llama", llama_like(**ONE), "hidden", note="hidden"),
+    Case("llama", llama_like(**ONE), "similarities", note="similarities"),
     Case("mistral", llama_like(), total=134, note="untied, one kv head"),
     Case(
         "mistral",
@@ -265,6 +266,7 @@ CASES = [
         note="tied, renormalised",
     ),
     Case("bert", bert_like(), "hidden", total=245, note="one layer", inputs="typed text"),
+    Case("bert", bert_like(), "similarities", total=245, note="similarities", inputs="typed text"),
     Case("bert", bert_like(num_hidden_layers=2, num_attention_heads=4), "hidden", note="two", inputs="typed text"),
     Case("bert", bert_like(pad_token_id=0, type_vocab_size=3), "hidden", note="padding row", inputs="typed text"),
     Case(

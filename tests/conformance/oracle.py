@@ -19,6 +19,7 @@ from torch import Tensor
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, Symmetries, derive
+from gaugekit.symmetry.base import STATES
 from gaugekit.verbs.running import Float64
 
 EPS = 0.1  # eps near zero would add scale directions
@@ -142,8 +143,9 @@ class Tiny:
     def _forward(self) -> Tensor:
         with Float64():
             out = self.model(**self.batch)
-            if self.case.observable == "hidden":
-                return out.last_hidden_state.reshape(-1)
+            if self.case.observable in STATES:
+                states = out.last_hidden_state.flatten(0, -2)
+                return (states if self.case.observable == "hidden" else states @ states.mT).reshape(-1)
             logits = out.logits
             if self.case.observable == "logprobs":
                 logits = torch.log_softmax(logits, -1)
@@ -153,7 +155,7 @@ class Tiny:
 def build(case: Case, config: Any) -> Any:
     if case.model_type == "whisper":
         return transformers.WhisperForConditionalGeneration(config)
-    return (transformers.AutoModel if case.observable == "hidden" else transformers.AutoModelForCausalLM).from_config(
+    return (transformers.AutoModel if case.observable in STATES else transformers.AutoModelForCausalLM).from_config(
         config
     )
 

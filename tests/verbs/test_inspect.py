@@ -129,6 +129,15 @@ def test_an_encoder_has_no_logits(tmp_path: Path) -> None:
         inspect(tmp_path, observable="logprobs")
 
 
+def test_similarities_of_a_layer_norm_decoder_are_refused(tmp_path: Path) -> None:
+    """Frame and weight of its last norm have a curve of symmetries: the Jacobian of the inner products lacks one rank
+    more than all groups together explain."""
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=6, vocab_size=13)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedObservable, match="similarities of gpt2: frame and weight of the last LayerNorm"):
+        inspect(tmp_path, observable="similarities")
+
+
 def test_a_tie_that_the_weights_do_not_keep(tmp_path: Path) -> None:
     """transformers#45127, SpinQuant#13: embedding and head diverge while the config says tied."""
     build(tmp_path, tie_word_embeddings=True)

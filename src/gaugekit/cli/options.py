@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 # As in the verbs, which are not imported for them: they take torch along, and `--help` should not wait for that.
-ObservableName = Literal["logprobs", "logits", "hidden"]
+ObservableName = Literal["logprobs", "logits", "hidden", "similarities"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 
 # The backslash keeps rich from taking the brackets for its markup.

@@ -14,6 +14,7 @@ OBSERVABLES = {
     "logprobs": "log-probabilities",
     "logits": "logits",
     "hidden": "final hidden states",
+    "similarities": "inner products of final hidden states",
 }
 OUTSIDE = "outside layers"
 

@@ -21,7 +21,9 @@ from gaugekit.models.view import Edit, View
 
 Exactness = Literal["exact", "exact in logprobs", "exact at eps=0"]
 Part = Literal["vo", "qk", "units", "norms", "shifts", "frame", "order"]
-Observable = Literal["logprobs", "logits", "hidden"]
+Observable = Literal["logprobs", "logits", "hidden", "similarities"]
+STATES: tuple[Observable, ...] = ("hidden", "similarities")
+"""Observables of the last hidden states: these themselves, or their inner products."""
 
 
 @dataclass(frozen=True)

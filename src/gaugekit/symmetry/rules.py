@@ -14,7 +14,7 @@ from gaugekit.errors import UnsupportedObservable
 from gaugekit.models.parts import ACTIVATIONS
 from gaugekit.models.spec import MLP, Attention, Block, Branch, Dead, MoE, Norm, Spec, Stream, Table
 from gaugekit.models.view import View
-from gaugekit.symmetry.base import Discrete, Observable, Symmetry, present
+from gaugekit.symmetry.base import STATES, Discrete, Observable, Symmetry, present
 from gaugekit.symmetry.constants import KeyConstant, ValueConstant
 from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput, still_dimensions
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormInputScale, NormScale, ReaderKernel
@@ -55,7 +55,7 @@ class Symmetries:
 
 def observables(spec: Spec) -> tuple[Observable, ...]:
     """What can be observed of this model, the default first."""
-    return ("logprobs", "logits", "hidden") if spec.main.head is not None else ("hidden",)
+    return STATES if spec.main.head is None else ("logprobs", "logits", *STATES)
 
 
 def derive(spec: Spec, observable: Observable | None = None) -> Symmetries:
@@ -80,7 +80,7 @@ def derive(spec: Spec, observable: Observable | None = None) -> Symmetries:
             )
         rules.stream(stream)
     dead = list(spec.dead)
-    if observable == "hidden" and spec.main.head is not None:
+    if observable in STATES and spec.main.head is not None:
         head = spec.main.head
         views = present(None if head.tied else head.linear.weight, head.linear.bias)
         dead += [Dead(view, "unembedding, outside the hidden states") for view in views]
@@ -124,7 +124,7 @@ class _Rules:
         self.blocked.setdefault((symmetry.name, reason), []).append(where)
 
     def tied(self, stream: Stream) -> bool:
-        return self.observable != "hidden" and stream.head is not None and stream.head.tied
+        return self.observable not in STATES and stream.head is not None and stream.head.tied
 
     def _head_shift_free(self, stream: Stream) -> bool:
         return self.observable == "logprobs" and stream.head is not None and not stream.head.softcap
@@ -274,7 +274,7 @@ class _Rules:
         if observed is not None:
             self.block(NormScale, "the norm's output is the observable", observed.where)
         for norm, readers in wiring.readers.items():
-            head = stream.head if norm == stream.final_norm and self.observable != "hidden" else None
+            head = stream.head if norm == stream.final_norm and self.observable not in STATES else None
             tied = head is not None and head.tied
             where = norm.where
             self.layer = wiring.layer_of(norm)
@@ -291,7 +291,7 @@ class _Rules:
 
     def _observed_norm(self, wiring: Wiring) -> Norm | None:
         """The norm whose output is the observable, or runs out of the stream unread."""
-        if wiring.stream is not self.spec.main or self.observable != "hidden":
+        if wiring.stream is not self.spec.main or self.observable not in STATES:
             return None
         return wiring.norms[-1] if wiring.norms else None
 
@@ -392,7 +392,7 @@ class _Rules:
 
     def _head(self, wiring: Wiring) -> None:
         head = wiring.stream.head
-        if head is None or self.observable == "hidden":
+        if head is None or self.observable in STATES:
             return
         where = head.linear.weight.name
         if self.observable == "logits":
@@ -414,8 +414,10 @@ class _Rules:
         where = f"{wiring.place}stream"
         branches = [branch for block in stream.blocks for branch in block.branches]
         observed = stream is self.spec.main and self.observable == "hidden"
+        weighed = self.observable == "similarities" and self._observed_norm(wiring) is not None
         reasons = {
             "the observable is read in the stream's coordinates": observed,
+            "the weight of the last norm acts on coordinates": weighed,
             "the unembedding is tied to the token table": self.tied(stream),
             "norms on the branches' outputs act on coordinates": any(b.norm_out is not None for b in branches),
             "norms after the sums act on coordinates": any(b.norm_sum is not None for b in branches),
@@ -423,6 +425,12 @@ class _Rules:
             "rows reach the stream through a nonlinearity": not all(table.linear for table in stream.tables),
         }
         blocking = [reason for reason, holds in reasons.items() if holds]
+        if weighed and len(blocking) == 1 and wiring.norms[-1].kind == "layer":
+            # P (Uᵀ Γ'² U − Γ²) P = 0 has one unknown more than equations: a curve of frames and last norm weights.
+            raise UnsupportedObservable(
+                f"observable similarities of {self.spec.family}: frame and weight of the last LayerNorm have a "
+                "symmetry that is no group of linear maps, and gaugekit does not count it: use --observable hidden"
+            )
         for reason in blocking:
             self.block(Frame, reason, where)
         writers: list[tuple[View, View | None]] = [(table.rows, None) for table in stream.tables]

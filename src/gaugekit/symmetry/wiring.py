@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gaugekit.models.spec import MLP, Attention, Branch, Linear, MoE, Norm, Spec, Stream
 from gaugekit.models.view import View
-from gaugekit.symmetry.base import Observable
+from gaugekit.symmetry.base import STATES, Observable
 from gaugekit.symmetry.readers import Reader
 
 
@@ -91,7 +91,7 @@ class Wiring:
 
 
 def wire(spec: Spec, observable: Observable) -> dict[str, Wiring]:
-    """The wiring of every stream, by name. The head is a reader unless the hidden states are observed."""
+    """The wiring of every stream, by name. The head is a reader unless hidden states are observed."""
     wirings = {}
     for stream in spec.streams:
         place = "" if len(spec.streams) == 1 else f"{stream.name} "
@@ -118,6 +118,6 @@ def _wire(wiring: Wiring, observable: Observable) -> Wiring:
                     raise NotImplementedError("post-norm blocks are sequential, unscaled, and follow a norm")
                 wiring.residual[last] = output_bias(branch)
                 last = branch.norm_sum
-    if stream.head is not None and observable != "hidden":
+    if stream.head is not None and observable not in STATES:
         wiring.read(stream.head.linear, stream.final_norm)
     return wiring

@@ -7,7 +7,7 @@ models:
     parameters: {weight: 0.5, density: 0.6}
 parameters: {normalize: true, lambda: 1.0, rescale: true, t: 0.5}      # and weight, density for all models
 dtype: float32                               # what is written; arithmetic is float64
-align: {cost: weights, text: null}           # ours: or `none`
+align: {cost: weights, text: null, refine: 0, observable: null}        # ours: as `gaugekit align` has it, or `none`
 seed: 0                                      # ours: of DARE
 """
 
@@ -25,6 +25,7 @@ import yaml
 
 from gaugekit.documents import parsed, read_text
 from gaugekit.errors import ConfigError
+from gaugekit.symmetry import Observable
 from gaugekit.verbs.aligning import Cost
 from gaugekit.verbs.merging import TASKS, Method, Settings
 
@@ -62,6 +63,8 @@ class Align:
 
     cost: Cost = "weights"
     text: Path | None = None
+    refine: int = 0
+    observable: Observable | None = None
 
 
 @dataclass(frozen=True)
@@ -283,19 +286,23 @@ def _align(path: Path, value: Any) -> Align | None:
     if value == "none":
         return None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: align must be none, or a mapping with cost and text, got {value!r}")
-    _known(f"{path}: align", value, ("cost", "text"))
+        raise ConfigError(f"{path}: align must be none, or a mapping with cost and the like, got {value!r}")
+    _known(f"{path}: align", value, ("cost", "text", "refine", "observable"))
     cost = value.get("cost", "weights")
     if cost not in get_args(Cost):
         raise ConfigError(f"{path}: align: cost must be one of {', '.join(get_args(Cost))}, got {cost!r}")
-    text = value.get("text")
+    refine, observable, text = value.get("refine", 0), value.get("observable"), value.get("text")
+    if type(refine) is not int or refine < 0:
+        raise ConfigError(f"{path}: align: refine must be a number of steps, got {refine!r}")
+    if observable is not None and observable not in get_args(Observable):
+        raise ConfigError(f"{path}: align: observable must be one of {', '.join(get_args(Observable))}")
     if text is None:
-        if cost == "activations":
-            raise ConfigError(f"{path}: align: activations are compared on a text: name one")
-        return Align(cost)
+        if cost == "activations" or refine:
+            raise ConfigError(f"{path}: align: cost activations and refine want a text: name one")
+        return Align(cost, observable=observable)
     if not isinstance(text, str):
         raise ConfigError(f"{path}: align: text must be a file, got {text!r}")
     place = Path(_located(text, path.parent))
     if not place.is_file():
         raise ConfigError(f"{path}: align: there is no text {text}")
-    return Align(cost, place)
+    return Align(cost, place, refine, observable)

@@ -17,6 +17,7 @@ from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec, quiet
 from gaugekit.models.spec import MoE
 from gaugekit.symmetry import Observable
+from gaugekit.symmetry.base import STATES
 
 
 class Float64(TorchFunctionMode):
@@ -37,7 +38,8 @@ class Float64(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one model gave: the observable (rows, n) and the states of every layer of its main stream (rows, d)."""
+    """What one model gave: the observable (rows, n), or inner products one below the other, and the states of every
+    layer of its main stream (rows, d)."""
 
     observable: Tensor
     layers: tuple[Tensor, ...]
@@ -136,10 +138,11 @@ def run(model: Any, spec: Spec, batch: dict[str, Tensor], observable: Observable
     out = forward(model, **batch, output_hidden_states=True)
     states = out.decoder_hidden_states if spec.family == "whisper" else out.hidden_states
     layers = tuple(state.reshape(-1, state.shape[-1]) for state in states)
-    if observable == "hidden":
+    if observable in STATES:
         value = states[-1] if spec.main.head is not None else out.last_hidden_state
     else:
         value = out.logits
         if observable == "logprobs":
             value = torch.log_softmax(value if value.dtype == torch.float64 else value.float(), -1)
-    return Outputs(value.reshape(-1, value.shape[-1]), layers)
+    value = value.reshape(-1, value.shape[-1])
+    return Outputs((value @ value.mT).reshape(-1, 1) if observable == "similarities" else value, layers)

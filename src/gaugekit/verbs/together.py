@@ -43,7 +43,7 @@ class Models:
         if choice is None:
             return ()
         return tuple(
-            align_models(self.reference, other, cost=choice.cost, text=choice.text, track=track)
+            align_models(self.reference, other, cost=choice.cost, text=choice.text, refine=choice.refine, track=track)
             for other in self.others
         )
 
@@ -78,7 +78,8 @@ class Models:
 
 def open_models(recipe: Recipe) -> Models:
     """Open what a recipe names. Raises `GaugekitError` where two of them cannot be merged; reads no weights."""
-    reference, *others = (opened(where, None) for where in (recipe.reference, *recipe.others))
+    observable = None if recipe.align is None else recipe.align.observable
+    reference, *others = (opened(where, observable) for where in (recipe.reference, *recipe.others))
     names = []
     for other in others:
         names.append(require_alike(reference, other))

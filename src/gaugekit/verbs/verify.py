@@ -14,6 +14,7 @@ from gaugekit.checkpoint import Checkpoint, open_checkpoint
 from gaugekit.errors import GaugekitError
 from gaugekit.models import Spec, read_spec
 from gaugekit.symmetry import Observable, derive
+from gaugekit.symmetry.base import STATES
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.running import Outputs, load_model, random_batch, run
 from gaugekit.verbs.texts import token_batch
@@ -120,11 +121,11 @@ def verify(
         observable=observable,
         computed_in=dtype,
         stored_in=stored,
-        tokens=len(x),
+        tokens=sum(len(out.layers[0]) for out in ours),
         largest=largest,
         scale=scale,
         mean_kl=float((x.exp() * (x - y)).sum(-1).mean()) if probabilities else None,
-        top1=float((x.argmax(-1) == y.argmax(-1)).double().mean()) if observable != "hidden" else None,
+        top1=float((x.argmax(-1) == y.argmax(-1)).double().mean()) if observable not in STATES else None,
         rounding=rounding,
         tolerance=limit,
         equivalent=equivalent,
