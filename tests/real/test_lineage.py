@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,25 +12,6 @@ from gaugekit.verbs.compare import compare
 from gaugekit.verbs.scramble import scramble
 
 Inside = Callable[[str, str], Path]
-
-
-@pytest.fixture(scope="module")
-def convert() -> ModuleType:
-    """tests/real/convert.py, which lies beside this file and is in no package."""
-    spec = importlib.util.spec_from_file_location("convert", Path(__file__).with_name("convert.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def rxnfp(inside: Inside, convert: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of reactions and two fine-tunes of it."""
-    out = tmp_path_factory.mktemp("rxnfp")
-    for name in ("bert_pretrained", "bert_ft", "bert_ft_10k_25s"):
-        convert.bert(inside("rxnfp", f"models/transformers/{name}"), out / name)
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from gaugekit.cli.options import Debug, First, Html, Json, MaxShardSize, Observa
 
 # As in the verb, see `gaugekit.cli.options`.
 Cost = Literal["weights", "activations"]
+Allowed = Literal["permutations", "all"]
 
 
 def align(
@@ -21,6 +22,9 @@ def align(
     cost: Annotated[
         Cost, typer.Option("--cost", help="Bring weights together, or what both compute on --text.")
     ] = "weights",
+    allowed: Annotated[
+        Allowed, typer.Option("--allow", help="All symmetries, or permutations of heads, units and coordinates alone.")
+    ] = "all",
     text: Annotated[
         Path | None,
         typer.Option("--text", metavar="FILE", help="A text that both read, for --cost activations and --refine."),
@@ -70,6 +74,7 @@ def align(
                 source,
                 out,
                 cost=cost,
+                allowed=allowed,
                 text=text,
                 refine=refine,
                 observable=observable,

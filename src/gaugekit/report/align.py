@@ -31,7 +31,7 @@ def facts(report: AlignReport) -> Iterator[tuple[str, str]]:
     yield "reference", plain(report.reference)
     yield "moved", plain(report.source)
     yield "written to" if report.written else "not written", plain(report.out)
-    yield "brought together", report.cost
+    yield "brought together", report.cost if report.allowed == "all" else f"{report.cost}, by permutations alone"
     yield "observable", f"{report.observable} ({OBSERVABLES[report.observable]})"
 
 

@@ -11,11 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from gaugekit.checkpoint.writer import write
+from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec
 from gaugekit.symmetry import Observable
 from gaugekit.symmetry.orbit import pieces
 from gaugekit.verbs.aligning import Alignment, Cost, Left, align_models
+from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.mates import Allowed
 from gaugekit.verbs.nearing import Meter
 from gaugekit.verbs.rewriting import Opened, digest, opened, prepare
 
@@ -47,6 +50,7 @@ class AlignReport:
     out: str
     observable: Observable
     cost: Cost
+    allowed: Allowed
     before: float
     after: float
     places: tuple[Distance, ...]
@@ -67,6 +71,7 @@ def align(
     out: str | PathLike[str],
     *,
     cost: Cost = "weights",
+    allowed: Allowed = "all",
     text: str | PathLike[str] | None = None,
     refine: int = 0,
     observable: Observable | None = None,
@@ -84,15 +89,18 @@ def align(
 
     Args:
         cost: what is brought together: weights, or what both compute on `text` ("activations").
+        allowed: all symmetries, or "permutations" of heads, units and coordinates alone, for weights.
         refine: steps by gradient, after that, on the loss of the mean of both on `text`.
 
     Raises `GaugekitError`: before any work where the two are not one architecture; nothing is left half-written.
     """
     ours, theirs = opened(reference, observable), opened(source, observable)
-    # Everything may change: which tensors do is known at the end. Refused here, before long work.
-    layout = prepare(theirs, theirs.spec.tensors, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
+    # Everything may change. What cannot be written is refused here, before long work.
+    changed = require_alike(ours, theirs).values()
+    layout = prepare(theirs, changed, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
+    _require_apart(layout.out, ours.checkpoint.path.resolve())
     where = None if text is None else Path(text)
-    alignment = align_models(ours, theirs, cost=cost, text=where, refine=refine, track=track)
+    alignment = align_models(ours, theirs, cost=cost, allowed=allowed, text=where, refine=refine, track=track)
     found = Found(ours, theirs, alignment)
     if dry_run:
         for _ in found.moved(track):
@@ -101,8 +109,8 @@ def align(
         card = (
             f"# {layout.out.name}\n\nThe same function as `{theirs.checkpoint.path.name}` (SHA-256 of its tensors "
             f"{digest(theirs.checkpoint)}), moved along its symmetry orbit to where `{ours.checkpoint.path.name}` "
-            f"(SHA-256 of its tensors {digest(ours.checkpoint)}) lies: `gaugekit align --cost {cost}`, observable "
-            f"{theirs.symmetries.observable}.\n"
+            f"(SHA-256 of its tensors {digest(ours.checkpoint)}) lies: "
+            f"`gaugekit align --cost {cost} --allow {allowed}`, observable {theirs.symmetries.observable}.\n"
         )
         write(layout, found.moved(track), card=card)
     return AlignReport(
@@ -111,6 +119,7 @@ def align(
         out=str(layout.out),
         observable=theirs.symmetries.observable,
         cost=cost,
+        allowed=allowed,
         before=found.before.distance,
         after=found.after.distance,
         places=tuple(found.places),
@@ -121,6 +130,14 @@ def align(
         bytes=layout.total_bytes,
         written=not dry_run,
     )
+
+
+def _require_apart(place: Path, reference: Path) -> None:
+    """The result must not take the reference's place; `prepare` looks after the source's."""
+    if place == reference or place in reference.parents or reference in place.parents:
+        raise CheckpointError(
+            f"{place}: is, holds or lies inside {reference}, to which the other is moved; choose another directory"
+        )
 
 
 class Found:
@@ -136,7 +153,7 @@ class Found:
         """Every tensor by its own name."""
         names = self._alignment.names
         copies = {original: copy for copy, original in self._theirs.spec.copies}
-        every = list(places(self._ours.spec))
+        every = list(places(shared(self._ours.spec, names)))
         for where, held in track(every, len(every), "layers"):
             ours = {name: self._ours.load(name) for name in held}
             stored = {name: self._theirs.load(names[name]) for name in held}

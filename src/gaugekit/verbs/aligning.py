@@ -12,10 +12,12 @@ from torch import Tensor
 from gaugekit.errors import GaugekitError
 from gaugekit.symmetry import circuits
 from gaugekit.symmetry.orbit import Load, Step
-from gaugekit.verbs.activations import Activations, compared
-from gaugekit.verbs.alike import require_alike
+from gaugekit.verbs.activations import Activations, compared, heard
+from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.mates import Allowed
 from gaugekit.verbs.nearing import Left, Way, bring
+from gaugekit.verbs.refining import lessons
 from gaugekit.verbs.refining import refine as refined
 from gaugekit.verbs.rewriting import Opened
 
@@ -56,6 +58,7 @@ def align_models(
     other: Opened,
     *,
     cost: Cost = "weights",
+    allowed: Allowed = "all",
     text: Path | None = None,
     refine: int = 0,
     track: Track[Any] = untracked,
@@ -64,29 +67,35 @@ def align_models(
 
     Args:
         cost: what is compared: weights, or what both compute on `text` ("activations", which runs both models).
+        allowed: all symmetries, or "permutations" of heads, units and coordinates alone, for weights.
         refine: so many steps by gradient on the loss of the mean of both on `text`, which hold both in memory.
 
-    Raises `GaugekitError` where the two are not one architecture.
+    Raises `GaugekitError`, before any work, where the two are not one architecture; and if a text is to be read, where
+    it cannot be, or the models cannot be run on one.
     """
     names = require_alike(reference, other)
+    spec = shared(reference.spec, names)
+    if allowed != "all" and (cost != "weights" or refine):
+        raise GaugekitError("permutations alone are found by weights, and not refined")
     if text is None and (cost == "activations" or refine):
         raise GaugekitError("activations and the loss of a mean are those on a text: name one")
+    lesson = lessons(reference, text) if text is not None and refine else None
+    words = heard(reference, text) if text is not None and cost == "activations" else []
 
     def judge(ours: Sequence[Step], theirs: Sequence[Step]) -> Activations:
-        assert text is not None
-        crosses = compared(reference, other, names, text, (ours, theirs), track)
-        return Activations(circuits(reference.spec, reference.symmetries.observable), crosses)
+        crosses = compared(reference, other, names, words, (ours, theirs), track)
+        return Activations(circuits(spec, reference.symmetries.observable), crosses)
 
     way = bring(
-        reference.spec,
+        spec,
         reference.symmetries,
         reference.load,
         load_as(other, names),
+        allowed,
         judge=judge if cost == "activations" else None,
         track=track,
     )
-    if not refine:
+    if lesson is None:
         return Alignment(way, names)
-    assert text is not None
-    found = refined(reference, way, text, refine, track=track)
+    found = refined(reference, spec, way, lesson, refine, track=track)
     return Alignment(way.turned(found.steps), names, (found.before, found.after))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +16,54 @@ from gaugekit.models.view import View
 from gaugekit.verbs.kinds import difference, kind
 from gaugekit.verbs.rewriting import Opened
 
-__all__ = ["require_alike"]
+__all__ = ["require_alike", "shared"]
 
 
 def require_alike(reference: Opened, other: Opened) -> dict[str, str]:
-    """The other's tensor name for each of the reference's. Reads configs, headers and vocabularies only.
+    """The other's tensor name for each of the reference's; of heads for other tasks, poolers and the like only where
+    both have them in one shape. Reads configs, headers and vocabularies only.
 
-    Raises `GaugekitError` where they differ in anything but weights, names and the eps of norms: in their family,
-    shapes, positions, ties, activations, or in what a token stands for.
+    Raises `GaugekitError` where the two differ in anything but weights, names, such heads and the eps of norms: in
+    family, shapes, positions, ties, activations, or in what a token stands for.
     """
     a, b = reference.checkpoint.path, other.checkpoint.path
-    observable = reference.symmetries.observable
-    reason = difference(kind(reference.spec, observable), kind(other.spec, other.symmetries.observable))
-    reason = (
-        reason
-        or different_specs(reference.spec, other.spec)
-        or different_tokens(reference.checkpoint, other.checkpoint)
-    )
+    kinds = (kind(model.spec, model.symmetries.observable) for model in (reference, other))
+    names = matched(reference.spec, other.spec)
+    reason = difference(*kinds) or different_specs(reference.spec, other.spec, names)
+    reason = reason or different_tokens(reference.checkpoint, other.checkpoint)
     if reason is not None:
         raise GaugekitError(f"{a} and {b} cannot be aligned: {reason}")
-    return dict(zip(reference.spec.tensors, other.spec.tensors, strict=True))
+    return names
 
 
-def different_specs(ours: Spec, theirs: Spec) -> str | None:
-    """The first thing in which the two are not one architecture, or None. Tensors correspond in the order in which the
-    family declares them."""
-    if len(ours.tensors) != len(theirs.tensors):
-        only = [name for name in ours.tensors if name not in theirs.tensors] or list(theirs.tensors)
-        return f"different tensors: {len(ours.tensors)} and {len(theirs.tensors)}, {only[0]} is in one only"
-    names = dict(zip(ours.tensors, theirs.tensors, strict=True))
+def shared(spec: Spec, names: Mapping[str, str]) -> Spec:
+    """The spec of these tensors alone: what is left out is dead."""
+    dead = tuple(each for each in spec.dead if each.view.name in names)
+    return replace(spec, tensors={name: shape for name, shape in spec.tensors.items() if name in names}, dead=dead)
+
+
+def matched(ours: Spec, theirs: Spec) -> dict[str, str]:
+    """Tensors correspond in the order in which the family declares them; those outside the model proper by name and
+    shape, whatever the base model's own name before it."""
+    outside = [{dead.view.name for dead in spec.dead if not dead.view.steps} for spec in (ours, theirs)]
+    first, second = (
+        [name for name in spec.tensors if name not in others]
+        for spec, others in zip((ours, theirs), outside, strict=True)
+    )
+    found = dict(zip(first, second, strict=False))
+    tails = {name.partition(".")[2]: name for name in outside[1]} | {name: name for name in outside[1]}
+    for name in outside[0]:
+        mate = tails.get(name) or tails.get(name.partition(".")[2])
+        if mate is not None and ours.tensors[name] == theirs.tensors[mate]:
+            found[name] = mate
+    return {name: found[name] for name in ours.tensors if name in found}
+
+
+def different_specs(ours: Spec, theirs: Spec, names: Mapping[str, str]) -> str | None:
+    """The first thing in which the two are not one architecture, or None."""
+    counts = [len(spec.tensors) - sum(not dead.view.steps for dead in spec.dead) for spec in (ours, theirs)]
+    if counts[0] != counts[1]:
+        return f"different tensors: the model proper has {counts[0]} and {counts[1]}"
     for name, mate in names.items():
         if ours.tensors[name] != theirs.tensors[mate]:
             return f"different shapes of {name}: {list(ours.tensors[name])} and {list(theirs.tensors[mate])}"
@@ -102,11 +121,13 @@ def vocabulary(directory: Path) -> dict[str, int]:
         try:
             text = path.read_text(encoding="utf-8")
             if name == "vocab.txt":
-                return {token: number for number, token in enumerate(text.splitlines())}
+                # Not by splitlines, which also ends lines at characters that are tokens.
+                return {token: number for number, token in enumerate(text.removesuffix("\n").split("\n"))}
             document = json.loads(text)
             found = document["model"]["vocab"] if name == "tokenizer.json" else document
             # Unigram models list pairs of a token and its score.
-            return dict(found) if isinstance(found, dict) else {pair[0]: number for number, pair in enumerate(found)}
+            found = found.items() if isinstance(found, dict) else ((pair[0], i) for i, pair in enumerate(found))
+            return {token: int(number) for token, number in found}
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise GaugekitError(f"{path}: is no vocabulary that can be read ({error})") from error
     return {}

@@ -15,6 +15,7 @@ from gaugekit.checkpoint.writer import Plan, write
 from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec
 from gaugekit.symmetry.orbit import pieces
+from gaugekit.verbs.alike import shared
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.recipes import Recipe, for_mergekit
 from gaugekit.verbs.rewriting import Opened, prepare
@@ -74,7 +75,7 @@ class Moved:
 
     def tensors(self, spec: Spec, track: Track[Any]) -> Iterator[tuple[str, Tensor]]:
         """By its own names, tied copies included; `spec` is the reference's."""
-        every = list(pieces(spec))
+        every = list(pieces(shared(spec, self._names)))
         for piece in track(every, len(every), "layers"):
             for name, value in self._load(piece).items():
                 own = self._names[name]

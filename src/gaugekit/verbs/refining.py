@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import orthogonal
 
 from gaugekit.errors import GaugekitError
-from gaugekit.models.spec import Spec
+from gaugekit.models.spec import MoE, Spec
 from gaugekit.symmetry import Symmetries, Symmetry
 from gaugekit.symmetry.heads import QueryKey, ValueOutput, place_complex
 from gaugekit.symmetry.orbit import Load, Step, pieces
@@ -35,14 +34,21 @@ from gaugekit.verbs.matching import unitary
 from gaugekit.verbs.mates import commuting, turn
 from gaugekit.verbs.nearing import Way, moved
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import load_model, parameters_of, position_tables
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.running import load_model, parameters_of, text_batches
 
-__all__ = ["Refined", "learn", "refine"]
+__all__ = ["Lessons", "Refined", "learn", "lessons", "refine"]
 
-LENGTH, ROWS, MOST = 64, 8, 400  # of a row, rows at a time, batches of a text
+LENGTH, ROWS, TOKENS = 64, 8, 204_800  # of a row, rows at a time, of the text
 TENTH = 10
 RATE = 0.01  # of Adam, on the entries of generators
+
+
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """Batches of tokens (rows, length) to learn from, and others to judge by."""
+
+    learnt: tuple[Tensor, ...]
+    judged: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -55,25 +61,49 @@ class Refined:
     after: float
 
 
+def lessons(reference: Opened, text: Path) -> Lessons:
+    """What to refine by: the start of a text by the reference's tokenizer, every tenth batch to judge by. No weights are
+    read.
+
+    Raises `GaugekitError` for a model without a loss on a text, one that `transformers` holds in another form than the
+    checkpoint (experts, GGUF), and a text or a tokenizer that cannot be used.
+    """
+    spec, path = reference.spec, reference.checkpoint.path
+    if spec.main.head is None:
+        raise GaugekitError(f"{path}: {spec.family} without a language-model head has no loss on a text to refine by")
+    experts = any(isinstance(branch.body, MoE) for block in spec.main.blocks for branch in block.branches)
+    if experts or reference.checkpoint.format == "gguf":
+        what = "experts" if experts else "GGUF"
+        raise GaugekitError(f"{path}: cannot be refined: transformers holds {what} in another form than the file")
+    every = text_batches(reference.checkpoint, spec, text, LENGTH, ROWS, TOKENS)
+    learnt = [ids for number, ids in enumerate(every) if number % TENTH]
+    if not learnt:
+        raise GaugekitError(f"{text} is too short to refine by: it has no more than {ROWS} rows of {LENGTH} tokens")
+    return Lessons(tuple(learnt), tuple(every[::TENTH]))
+
+
 def refine(
-    reference: Opened, way: Way, text: Path, count: int, *, seed: int = 0, track: Track[Any] = untracked
+    reference: Opened,
+    spec: Spec,
+    way: Way,
+    lessons: Lessons,
+    count: int,
+    *,
+    seed: int = 0,
+    track: Track[Any] = untracked,
 ) -> Refined:
     """Turn the model of `way` so that its mean with `reference` is better at a text.
 
     Args:
-        text: read by the reference's tokenizer; every tenth row judges.
+        spec: of the tensors that both have.
         count: steps of Adam. If the mean is no better at the end, nothing is turned.
 
-    Both models are in memory several times over. What is preserved: what the moved model computes, to
-    rounding of float64. Raises `GaugekitError` for a model without a language-model head, and where `transformers`
-    holds tensors in another form than the checkpoint (experts).
+    Both models are in memory several times over. What is preserved: what the moved model computes, to rounding of
+    float64.
     """
-    spec, symmetries = reference.spec, reference.symmetries
-    if spec.main.head is None:
-        raise GaugekitError(f"{spec.family} without a language-model head has no loss on a text to refine by")
-    learnt, judged = rows(reference, text)
     model = load_model(reference.checkpoint, spec, torch.float32)
-    return learn(spec, symmetries, model, reference.load, way, learnt, judged, count, seed, track)
+    learnt, judged = lessons.learnt, lessons.judged
+    return learn(spec, reference.symmetries, model, reference.load, way, learnt, judged, count, seed, track)
 
 
 def learn(
@@ -125,18 +155,6 @@ def learn(
     found = [exact(Step(each.symmetry, each().detach().double())) for each in turns]
     after = judge(found)
     return Refined(tuple(found), before, after) if after < before else Refined((), before, before)
-
-
-def rows(reference: Opened, text: Path) -> tuple[list[Tensor], list[Tensor]]:
-    """Batches of a text to learn from, and others to judge by."""
-    spec = reference.spec
-    length = min([LENGTH, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    every = list(islice(batches(open_tokenizer(reference.checkpoint), text, length, ROWS), MOST))
-    judged = every[::TENTH]
-    learnt = [ids for number, ids in enumerate(every) if number % TENTH]
-    if not learnt:
-        raise GaugekitError(f"{text} is too short to refine by: it has {len(every)} batch of {ROWS} rows")
-    return learnt, judged
 
 
 def exact(step: Step) -> Step:

@@ -11,8 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from gaugekit.checkpoint.writer import Plan
+from gaugekit.models import Spec
 from gaugekit.symmetry.orbit import pieces
-from gaugekit.verbs.aligning import Alignment, align_models, require_alike
+from gaugekit.verbs.aligning import Alignment, align_models
+from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.configs import require_same_function
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.recipes import Recipe
@@ -34,8 +36,14 @@ class Models:
     names: tuple[Mapping[str, str], ...]
 
     def plan(self, place: Path, **options: Any) -> Plan:
-        """Of a result: the reference with new values for all its parameters."""
-        return prepare(self.reference, self.reference.spec.tensors, place, **options)
+        """Of a result: the reference with new values for all parameters that every model has."""
+        return prepare(self.reference, self.spec.tensors, place, **options)
+
+    @property
+    def spec(self) -> Spec:
+        """Of the tensors that every model has."""
+        common = [name for name in self.reference.spec.tensors if all(name in names for names in self.names)]
+        return shared(self.reference.spec, {name: name for name in common})
 
     def aligned(self, track: Track[Any]) -> tuple[Alignment, ...]:
         """The others on their way to the reference; none where the recipe does not align."""
@@ -60,7 +68,7 @@ class Models:
     def results(self, mix: Mix, theirs: Sequence[Load], track: Track[Any] = untracked) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a result, a layer of each model in memory at a time. Tied copies stay equal."""
         copies = {original: copy for copy, original in self.reference.spec.copies}
-        every = list(pieces(self.reference.spec))
+        every = list(pieces(self.spec))
         for names in track(every, len(every), "layers"):
             ours = {name: self.reference.load(name).double() for name in names}
             rest = [load(names) for load in theirs]
