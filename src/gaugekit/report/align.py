@@ -67,6 +67,8 @@ def _parts(report: AlignReport, outcome: VerifyReport | None) -> Iterator[Render
         for item in islice(left(report), SHOWN):
             add_row(table, item.symmetry, item.where, item.reason)
         yield table
+        if len(left(report)) > SHOWN:
+            yield Text(f"and {count(len(left(report)) - SHOWN)} more: --json lists all", style="dim")
     if outcome is not None:
         yield heading("Verified", "the moved model was run before and after")
         yield from lines(outcome)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.matching import Tensors, assigned, pair_groups, unitary
 from gaugekit.verbs.mates import Turn, Weights, commuting, turn
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import forward, load_model, module_of, position_tables
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.running import forward, load_model, module_of, text_batches
 
-__all__ = ["Activations", "Crosses", "compared"]
+__all__ = ["Activations", "Crosses", "compared", "heard"]
 
 LENGTH, ROWS, TOKENS = 128, 8, 8192  # of a row, rows at a time, of the text
 
@@ -66,37 +64,44 @@ class Cross:
 
 @dataclass(frozen=True)
 class Crosses:
-    """Of all states of the stream together, each of length one (its mean removed where LayerNorms do not see it); of
-    every attention, by its id, the heads' outputs before W_O, queries and keys before positions; of every MLP."""
+    """Of all states of the stream together, each of length one, without what LayerNorms do not see or constants may
+    move; of every attention, by its id, the heads' outputs before W_O, queries and keys before positions; of every MLP.
+    """
 
     states: Cross
     heads: Mapping[int, tuple[Cross, Cross, Cross]]
     units: Mapping[int, Cross]
 
 
+def heard(reference: Opened, other: Opened, text: Path) -> list[Tensor]:
+    """What both models are to be run on: batches of tokens from the start of a text, by the reference's tokenizer. No
+    weights are read.
+
+    Raises `GaugekitError` for models that read anything but text, or whose modules are not called as their tensors are
+    (GGUF), and for a text or a tokenizer that cannot be used.
+    """
+    for model in (reference, other):
+        if model.checkpoint.format == "gguf":
+            raise GaugekitError(f"{model.checkpoint.path}: what GGUF files compute is not compared; compare weights")
+    return text_batches(reference.checkpoint, reference.spec, text, LENGTH, ROWS, TOKENS)
+
+
 def compared(
     reference: Opened,
     other: Opened,
     names: Mapping[str, str],
-    text: Path,
+    words: Sequence[Tensor],
     steps: tuple[Sequence[Step], Sequence[Step]],
     track: Track[Any] = untracked,
 ) -> Crosses:
-    """Run both on the start of a text, read by the reference's tokenizer. Both are in memory, in float32, and a matrix
-    (f, f) in float64 for every MLP.
+    """Run both on batches of tokens (rows, length). Both are in memory, in float32, and a matrix (f, f) in float64 for
+    every MLP.
 
     Args:
         names: of the other's tensors, by the reference's.
         steps: by which each of the two is settled.
-
-    Raises `GaugekitError` for a model that reads anything but text, and for a text that cannot be read.
     """
     spec = reference.spec
-    if len(spec.streams) > 1 or "tokens" not in {table.name for table in spec.main.tables}:
-        raise GaugekitError(f"{spec.family} reads more than text: compare weights instead (--cost weights)")
-    length = min([LENGTH, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    count = max(1, TOKENS // (length * ROWS))
-    words = list(islice(batches(open_tokenizer(reference.checkpoint), text, length, ROWS), count))
     first = Listener(reference, spec, {name: name for name in spec.tensors}, steps[0])
     second = Listener(other, spec, names, steps[1])
     crosses = Crosses(
@@ -143,6 +148,9 @@ class Listener:
         self._spec, self._load = spec, lambda name: model.load(names[name])
         self._model = load_model(model.checkpoint, model.spec, torch.float32)
         self._mean_unseen = wire(spec, "hidden")[spec.main.name].mean_unseen
+        branches = (branch for block in spec.main.blocks for branch in block.branches)
+        self._shifting = any(branch.norm_sum is not None for branch in branches)
+        self._means: list[Tensor] = []  # of the states of the first batch
         self._given: dict[str, Tensor] = {}
         self._values = {id(s.symmetry.attention): s.element for s in steps if isinstance(s.symmetry, ValueOutput)}
         self._queries = {id(s.symmetry.attention): s.element for s in steps if isinstance(s.symmetry, QueryKey)}
@@ -164,9 +172,14 @@ class Listener:
         """One batch of tokens (rows, length)."""
         out = forward(self._model, input_ids=ids, output_hidden_states=True)
         # Behind the last norm of a decoder the states carry its weight, which a symmetry moves.
-        states = out.hidden_states[: len(out.hidden_states) - (self._spec.main.final_norm is not None)]
+        kept = out.hidden_states[: len(out.hidden_states) - (self._spec.main.final_norm is not None)]
+        states = [state.flatten(0, -2).double() for state in kept]
+        if self._shifting:
+            # A norm of a sum may add a constant, which runs on along the stream until a bias takes it away.
+            self._means = self._means or [state.mean(0) for state in states]
+            states = [state - mean for state, mean in zip(states, self._means, strict=True)]
         return Heard(
-            tuple(self._unit(state.flatten(0, -2)) for state in states),
+            tuple(self._unit(state) for state in states),
             {id(a): self._heads(a) for a in attentions(self._spec)},
             {id(mlp): self._units(mlp) for mlp in mlps(self._spec)},
         )
@@ -196,7 +209,6 @@ class Listener:
 
     def _unit(self, states: Tensor) -> Tensor:
         """Norms forget lengths, and a few tokens have states a thousand times as long as others."""
-        states = states.double()
         if self._mean_unseen:
             states = states - states.mean(-1, keepdim=True)
         return states / states.norm(dim=-1, keepdim=True).clamp_min(1e-300)

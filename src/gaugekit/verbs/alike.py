@@ -51,9 +51,11 @@ def matched(ours: Spec, theirs: Spec) -> dict[str, str]:
         for spec, others in zip((ours, theirs), outside, strict=True)
     )
     found = dict(zip(first, second, strict=False))
-    tails = {name.partition(".")[2]: name for name in outside[1]} | {name: name for name in outside[1]}
+    longer = {name.partition(".")[2]: name for name in outside[1]}
     for name in outside[0]:
-        mate = tails.get(name) or tails.get(name.partition(".")[2])
+        # Never both without what stands before the first dot: heads for two tasks have weights in common then.
+        alike = (name, name.partition(".")[2], longer.get(name))
+        mate = next((each for each in alike if each in outside[1]), None)
         if mate is not None and ours.tensors[name] == theirs.tensors[mate]:
             found[name] = mate
     return {name: found[name] for name in ours.tensors if name in found}

@@ -18,19 +18,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gaugekit.checkpoint import PART
-from gaugekit.models.spec import Spec, Stream
+from gaugekit.models.spec import Norm, Spec, Stream
 from gaugekit.models.view import Edit, View
 from gaugekit.symmetry import Symmetries, Symmetry, circuits
 from gaugekit.symmetry.base import Translation
 from gaugekit.symmetry.heads import QueryKey, ValueOutput, invertible
 from gaugekit.symmetry.norms import LayerScale, NormScale
-from gaugekit.symmetry.orbit import Homeward, Load, Path, Step, pieces
+from gaugekit.symmetry.orbit import Homeward, Load, Path, Step, constantless, pieces, shifted_by_kernel
 from gaugekit.symmetry.stream import Frame, StreamOrder
 from gaugekit.symmetry.whitened import WhitenedQueryKey, WhitenedValueOutput
 from gaugekit.verbs.inspect import Track, untracked
@@ -135,6 +136,7 @@ def possible(
         Left(b.symmetry, where, b.reason) for b in symmetries.blocked if b.symmetry == Frame.name for where in b.where
     ]
     zeros: dict[View, bool] = {}
+    flat: dict[Norm, bool] = {}
 
     def sound(symmetry: Symmetry) -> bool:
         for view in Homeward.divisors(symmetry):
@@ -142,6 +144,13 @@ def possible(
                 zeros[view] = any(bool((view.read(load(view.name).double()) == 0).any()) for load in (ours, theirs))
             if zeros[view]:
                 left.append(Left(symmetry.name, symmetry.where, f"{view.name} of one of the two has zero entries"))
+                return False
+        for norm in shifted_by_kernel(symmetry):
+            if norm not in flat:
+                flat[norm] = any(constantless(norm, load) for load in (ours, theirs))
+            if flat[norm]:
+                reason = f"the bias of {norm.where} of one of the two is zero, and what reads it has none of its own"
+                left.append(Left(symmetry.name, symmetry.where, reason))
                 return False
         return True
 
@@ -280,7 +289,7 @@ def after(symmetry: Turn, second: Tensor, first: Tensor) -> Tensor:
 
 
 class Meter:
-    """‖θ − θ'‖ / ‖θ‖ over pieces, without what no observable depends on."""
+    """‖θ − θ'‖ / ‖θ‖ over pieces, without what no observable depends on; inf where θ is zero and θ' is not."""
 
     def __init__(self, unseen: Iterable[View] = ()) -> None:
         self._unseen = tuple(unseen)
@@ -302,7 +311,9 @@ class Meter:
 
     @property
     def distance(self) -> float:
-        return (self._apart / self._size) ** 0.5 if self._size else 0.0
+        if self._size:
+            return (self._apart / self._size) ** 0.5
+        return inf if self._apart else 0.0
 
 
 def moved(path: Path, names: Sequence[str], load: Load) -> dict[str, Tensor]:

@@ -62,8 +62,7 @@ class Refined:
 
 
 def lessons(reference: Opened, text: Path) -> Lessons:
-    """What to refine by: the start of a text by the reference's tokenizer, every tenth batch to judge by. No weights are
-    read.
+    """The start of a text by the reference's tokenizer, every tenth batch to judge by. No weights are read.
 
     Raises `GaugekitError` for a model without a loss on a text, one that `transformers` holds in another form than the
     checkpoint (experts, GGUF), and a text or a tokenizer that cannot be used.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from gaugekit.report.plots.base import TICKS, Figure, dot, log_axis
@@ -28,7 +29,7 @@ def nearer(report: AlignReport) -> Figure:
             "name": key.name,
             "marker": {"color": key.colour, "symbol": key.symbol, "size": 8, "opacity": 0.9},
             "x": names,
-            "y": [max(value, LEAST) for value in values],
+            "y": [max(value, LEAST) if isfinite(value) else None for value in values],
             "customdata": [measure(value) for value in values],
             "hovertemplate": f"%{{x}}, {key.name}<br>%{{customdata}}<extra></extra>",
         }
