@@ -15,6 +15,7 @@ from gaugekit.symmetry.constants import KeyConstant, ValueConstant
 from gaugekit.symmetry.heads import HeadOrder, QKNormScale, QueryKey, ValueOutput
 from gaugekit.symmetry.norms import LayerScale, NormConstant, NormScale, ReaderKernel
 from gaugekit.symmetry.pivoted import PivotedQueryKey, PivotedValueOutput
+from gaugekit.symmetry.readers import Reader
 from gaugekit.symmetry.shifts import HeadConstant, ParallelBias, TableConstant
 from gaugekit.symmetry.stream import Frame, StreamOrder, WriterMean
 from gaugekit.symmetry.units import ActivationScale, ExpertOrder, GatedUnitScale, RouterConstant, UnitOrder
@@ -22,6 +23,8 @@ from gaugekit.symmetry.whitened import WhitenedQueryKey, WhitenedValueOutput
 from gaugekit.symmetry.wiring import inputs, output
 
 Load = Callable[[str], Tensor]
+
+NOTHING = 1e-9  # of the lengths of two vectors: a product below that is zero
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,25 @@ class Homeward(Path):
             if near:
                 self.ties[symmetry.name, symmetry.where] = near
         return symmetry.fix(edit)
+
+
+def shifted_by_kernel(symmetry: Symmetry) -> tuple[Norm, ...]:
+    """LayerNorms by whose γ⁻¹·β an element divides, or its inverse does: what reads them has no bias of its own to take
+    a constant, which then goes into the direction γ⁻¹ of its rows."""
+    readers: tuple[Reader, ...] = ()
+    if isinstance(symmetry, NormConstant):
+        readers = symmetry.readers
+    elif isinstance(symmetry, KeyConstant | ValueConstant):
+        readers = (symmetry.reader,)
+    norms = (reader.norm for reader in readers if reader.linear.bias is None)
+    return tuple(dict.fromkeys(norm for norm in norms if norm is not None and norm.bias is not None))
+
+
+def constantless(norm: Norm, load: Load) -> bool:
+    """Whether γ⁻¹·β is zero to rounding, as in a model that was never trained: that direction takes no constant."""
+    assert norm.bias is not None
+    gamma, beta = (view.read(load(view.name).to(torch.float64)) for view in (norm.weight, norm.bias))
+    return bool((beta / gamma).sum().abs() <= NOTHING * gamma.reciprocal().norm() * beta.norm())
 
 
 # A step must not undo what an earlier one has settled, and is decided by weights on which earlier ones no longer act.
