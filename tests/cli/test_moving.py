@@ -111,7 +111,7 @@ def test_another_model_is_not_equivalent(run: Run, saved: Path, checkpoint: Path
     assert (result.code, result.err) == (NOT_EQUIVALENT, "")
     assert strict(result.out)["equivalent"] is False
     assert run("verify", saved, checkpoint, "--tolerance", "100").code == 0
-    assert "verify and canonicalize --verify: 1 not equivalent" in EXIT_CODES
+    assert "verify, canonicalize --verify and align: 1 not equivalent" in EXIT_CODES
 
 
 def test_canonicalize_verify_can_fail(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,3 +290,17 @@ def test_a_fingerprint_that_is_none(tmp_path: Path, save: Save) -> None:
     path.write_text("{}")
     with pytest.raises(CheckpointError, match="make one with `gaugekit fingerprint MODEL`"):
         compare(path, a)
+
+
+def test_where_a_norm_has_no_bias_to_take_a_constant(save: Save, tmp_path: Path) -> None:
+    """As GPT-NeoX is initialised: what reads a LayerNorm without a bias takes constants by γ⁻¹·β, which is zero then."""
+    tiny = Tiny(Case("gpt_neox", neox_like(vocab_size=30, attention_bias=False)), eps=1e-5)
+    theta = tiny.theta.clone()
+    for name, index in tiny.index.items():
+        if name.endswith("layernorm.bias") or name.endswith("layer_norm.bias"):
+            theta[index.reshape(-1)] = 0.0
+    a = save(tiny, "a", theta)
+    report = scramble(a, tmp_path / "b", seed=1)
+    assert any("is zero, and what reads it has none of its own" in each.reason for each in report.skipped)
+    assert apart(a, tmp_path / "b", tiny) > 0.1
+    assert verify(a, tmp_path / "b").largest < 1e-9

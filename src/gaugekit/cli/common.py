@@ -32,7 +32,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad input or usage, 3 an error inside gaugekit, 130 interrupted, "
-    "141 the reader of the output went away; verify and canonicalize --verify: 1 not equivalent."
+    "141 the reader of the output went away; verify, canonicalize --verify and align: 1 not equivalent."
 )
 
 

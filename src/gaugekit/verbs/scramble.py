@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, get_args
@@ -11,10 +11,10 @@ from typing import Any, get_args
 import torch
 
 from gaugekit.errors import GaugekitError
-from gaugekit.symmetry import Observable
+from gaugekit.symmetry import Observable, Symmetry
 from gaugekit.symmetry.base import Part
 from gaugekit.symmetry.norms import NormScale
-from gaugekit.symmetry.orbit import Path, Step
+from gaugekit.symmetry.orbit import Path, Step, constantless, shifted_by_kernel
 from gaugekit.symmetry.stream import Frame
 from gaugekit.symmetry.units import ActivationScale
 from gaugekit.verbs.inspect import Track, untracked
@@ -75,6 +75,8 @@ def scramble(
     model = opened(reference, observable, revision)
     chosen = [s for s in model.every if only is None or s.part in only]
     acting, skipped = without_zeros(model, chosen, lambda symmetry: symmetry.divisors)
+    acting, more = _without_constantless(model, acting)
+    skipped += more
     if not acting:
         raise GaugekitError(f"{reference}: nothing to move: {_why_not(model, only, skipped)}")
     generator = torch.Generator().manual_seed(seed)
@@ -97,6 +99,22 @@ def scramble(
         len(layout.changed),
         skipped,
     )
+
+
+def _without_constantless(
+    model: Opened, symmetries: Sequence[Symmetry]
+) -> tuple[tuple[Symmetry, ...], tuple[Skipped, ...]]:
+    """Those that shift no reader without a bias behind a LayerNorm whose bias is zero: there is no room for a constant
+    there, and there would be no way back. Reads weights of norms only."""
+    kept, skipped = [], []
+    for symmetry in symmetries:
+        norm = next((norm for norm in shifted_by_kernel(symmetry) if constantless(norm, model.load)), None)
+        if norm is None:
+            kept.append(symmetry)
+        else:
+            reason = f"the bias of {norm.where} is zero, and what reads it has none of its own"
+            skipped.append(Skipped(symmetry.name, symmetry.where, reason))
+    return tuple(kept), tuple(skipped)
 
 
 def _why_not(model: Opened, only: Collection[Part] | None, skipped: tuple[Skipped, ...]) -> str:
