@@ -293,11 +293,11 @@ def test_a_fingerprint_that_is_none(tmp_path: Path, save: Save) -> None:
 
 
 def test_where_a_norm_has_no_bias_to_take_a_constant(save: Save, tmp_path: Path) -> None:
-    """As GPT-NeoX is initialised: what reads a LayerNorm without a bias takes constants by γ⁻¹·β, which is zero then."""
+    """As GPT-NeoX is initialised: what reads a LayerNorm without a bias takes constants by γ⁻¹·β, then zero."""
     tiny = Tiny(Case("gpt_neox", neox_like(vocab_size=30, attention_bias=False)), eps=1e-5)
     theta = tiny.theta.clone()
     for name, index in tiny.index.items():
-        if name.endswith("layernorm.bias") or name.endswith("layer_norm.bias"):
+        if name.endswith(("layernorm.bias", "layer_norm.bias")):
             theta[index.reshape(-1)] = 0.0
     a = save(tiny, "a", theta)
     report = scramble(a, tmp_path / "b", seed=1)
