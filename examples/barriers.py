@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=11)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    measured: dict[str, Any] = {}
     ways = WAYS | ({"learned": {"text": options.text, "refine": options.refine}} if options.refine else {})
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -57,11 +58,12 @@ def main() -> None:
                 recipe, Path(folder, f"merge {len(rows)}"), text=options.text, points=options.points
             )
             assert merged.ways is not None
+            measured = {"measure": merged.ways.measure, "tokens": merged.ways.tokens}
             rows.append({"way": name, "distance": distance, "barrier": merged.ways.barrier_naive})
     if options.json:
-        print(json.dumps({"measure": merged.ways.measure, "tokens": merged.ways.tokens, "rows": rows}))
+        print(json.dumps(measured | {"rows": rows}))
         return
-    table = Table(title=f"{options.first.name} and {options.second.name}: {merged.ways.measure}")
+    table = Table(title=f"{options.first.name} and {options.second.name}: {measured['measure']}")
     for column in ("way", "distance", "barrier"):
         table.add_column(column)
     for row in rows:
