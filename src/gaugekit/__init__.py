@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gaugekit.verbs.inspect import InspectReport, inspect
     from gaugekit.verbs.merge import MergeReport, merge
     from gaugekit.verbs.probe import ProbeReport, probe
+    from gaugekit.verbs.reduce import ReduceReport, reduce
     from gaugekit.verbs.scramble import ScrambleReport, scramble
     from gaugekit.verbs.verify import VerifyReport, verify
 
@@ -35,6 +36,7 @@ __all__ = [
     "ProbeReport",
     "QuotientAdam",
     "QuotientSGD",
+    "ReduceReport",
     "ScrambleReport",
     "UnsupportedArchitecture",
     "UnsupportedObservable",
@@ -47,6 +49,7 @@ __all__ = [
     "merge",
     "pairs",
     "probe",
+    "reduce",
     "scramble",
     "verify",
 ]

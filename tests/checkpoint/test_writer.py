@@ -314,3 +314,73 @@ def test_a_source_cut_meanwhile(mixed: Path, refused: Callable[..., str]) -> Non
     (mixed / "model.safetensors").write_bytes(b"")
     refused(lambda: write(made, []), "model.safetensors", "ends inside tensor")
     assert [path.name for path in mixed.parent.iterdir()] == [mixed.name]
+
+
+def test_shapes_may_change_and_tensors_be_added(mixed: Path) -> None:
+    source = open_checkpoint(mixed)
+    generator = torch.Generator().manual_seed(2)
+    narrow = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    rest, places = torch.randn(2, 3, 1, generator=generator), torch.arange(6).reshape(2, 3)
+    shapes: dict[str, tuple[int, ...]] = {"a": (6, 2), "scalar": (0, 3)}
+    added: dict[str, tuple[tuple[int, ...], str]] = {"rest": ((2, 3, 1), "BF16"), "places": ((2, 3), "I64")}
+    given = {"a": narrow, "scalar": torch.empty(0, 3), "places": places, "rest": rest}
+    made = plan(source, mixed.parent / "out", ["a", "scalar"], drop=["wave"], shapes=shapes, added=added)
+    assert made.changed == given.keys()
+    write(made, given.items())
+    found = content(made.out)
+    assert found.keys() == (source.headers.keys() | added.keys()) - {"wave"}
+    assert made.total_size == sum(len(data) for _, _, data in found.values())
+    assert made.total_bytes == sum(file.stat().st_size for file in made.out.iterdir())
+    for name, (dtype, shape, data) in found.items():
+        if name not in given:
+            assert (dtype, shape, data) == (*_header(source, name), raw(source, name))
+    assert found["a"][:2] == ("BF16", (6, 2))
+    loaded = load_file(made.out / "model.safetensors")
+    assert torch.equal(loaded["a"], narrow.bfloat16())
+    assert torch.equal(loaded["rest"], rest.bfloat16())
+    assert torch.equal(loaded["places"], places)
+    assert loaded["scalar"].shape == (0, 3)
+
+
+def _header(source: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
+    return source.headers[name].dtype, source.headers[name].shape
+
+
+def test_a_dtype_is_that_of_added_floats_too(mixed: Path) -> None:
+    added: dict[str, tuple[tuple[int, ...], str]] = {"rest": ((2,), "F32"), "places": ((2,), "I64")}
+    without = ["f8", "extremes", "double"]
+    made = plan(open_checkpoint(mixed), mixed.parent / "out", (), dtype="float16", drop=without, added=added)
+    write(made, [("rest", torch.tensor([1.5, 2.5], dtype=torch.float64)), ("places", torch.tensor([3, 4]))])
+    loaded = load_file(made.out / "model.safetensors")
+    assert (loaded["rest"].dtype, loaded["places"].dtype) == (torch.float16, torch.int64)
+    assert loaded["rest"].tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shapes": {"b": (2,)}},
+        {"shapes": {"none": (2,)}},
+        {"added": {"b": ((2,), "F32")}},
+        {"added": {"a": ((2,), "F32")}},
+    ],
+)
+def test_only_changed_tensors_get_a_shape_and_only_new_names_are_added(mixed: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not changed, and cannot be reshaped or added"):
+        plan(open_checkpoint(mixed), mixed.parent / "out", ["a"], **options)
+
+
+def test_a_reshaped_tensor_has_its_new_shape(mixed: Path) -> None:
+    made = plan(open_checkpoint(mixed), mixed.parent / "out", ["a"], shapes={"a": (6, 2)})
+    with pytest.raises(ValueError, match=re.escape("'a' must have shape (6, 2), not (6, 4)")):
+        write(made, [("a", torch.zeros(6, 4))])
+    assert not made.out.exists()
+
+
+def test_files_of_text_come_with_the_weights(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(open_checkpoint(mixed), mixed.parent / "out", ["b"])
+    with pytest.raises(ValueError, match="have not been given"):
+        write(made, [], texts={"modeling.py": "import this\n"})
+    assert not made.out.exists()
+    write(made, [("b", torch.zeros(6, 4))], texts={"modeling.py": "# ü\n"})
+    assert (made.out / "modeling.py").read_text(encoding="utf-8") == "# ü\n"

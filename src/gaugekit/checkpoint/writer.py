@@ -1,4 +1,4 @@
-"""Writing a checkpoint: a Hugging Face directory like the source, in which some tensors have new values.
+"""Writing a checkpoint: a Hugging Face directory like the source, in which some tensors are new.
 
 First a plan, from headers alone; then the files, laid out at their full size, into which tensors are written one
 by one in whatever order they come. What does not change is copied as bytes.
@@ -13,6 +13,7 @@ import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -47,7 +48,8 @@ class WeightFile:
 class Plan:
     """What `write` will do. `out` is absolute, without links.
 
-    `total_bytes` are those of all files together (before a card or config changes), `total_size` those of the tensors.
+    `total_bytes` are those of all files together (before a card, config changes or files of text), `total_size` those
+    of the tensors.
     `changed` are the tensors that must be given to `write`. `copied_files` and `left_out` are relative to the source's
     directory. `headers` are those of the result.
     """
@@ -82,22 +84,30 @@ def plan(
     max_shard_size: int | str = "5GB",
     dtype: str | None = None,
     drop: Collection[str] = (),
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    added: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
     overwrite: bool = False,
 ) -> Plan:
     """Lay out the directory `out`: `source` with new values for the tensors `changed` and without those of `drop`.
 
-    Every tensor keeps its name, shape and dtype; with `dtype` (float16, bfloat16, float32, float64) all tensors of
-    floats get that one. Files and their names are as `save_pretrained` of transformers would have them. Reads headers
-    and lists the directory, and writes nothing.
+    Every tensor keeps its name, shape and dtype, but for changed ones that have another shape in `shapes`; with `dtype`
+    (float16, bfloat16, float32, float64) all tensors of floats get that one. `added` are tensors that the source does
+    not have, with shape and dtype as safetensors names it (F32, I64); they count as changed. Files and their names are
+    as `save_pretrained` of transformers would have them. Reads headers and lists the directory, and writes nothing.
 
     Raises `CheckpointError` for a source that has no tensors or is GGUF, for an `out` that exists (with `overwrite`:
     that is not a checkpoint), has no parent, or overlaps the source, for a size or dtype that does not exist, for
     tensors that cannot be written, and when the disk is too small; `ValueError` for names the source does not have.
     """
+    shapes, added = shapes or {}, added or {}
     _require_writable(source, changed, drop)
+    if extra := shapes.keys() - set(changed) or added.keys() & source.headers.keys():
+        raise ValueError(f"tensors {_some(extra)} are not changed, and cannot be reshaped or added")
     place = _destination(source.path, Path(out), overwrite)
-    dropped = frozenset(drop)
-    headers = {name: _header(source, name, dtype) for name in source.headers if name not in dropped}
+    kept = {name: header for name, header in source.headers.items() if name not in frozenset(drop)}
+    kept |= {name: _sized(shape, kept[name].dtype) for name, shape in shapes.items()}
+    kept |= {name: _sized(shape, stored) for name, (shape, stored) in added.items()}
+    headers = {name: _rounded(source, name, header, dtype) for name, header in kept.items()}
     files = tuple(_files(headers, max_shard_size))
     total_size = sum(header.nbytes for header in headers.values())
     others = companions(source.path)
@@ -108,7 +118,7 @@ def plan(
         files=files,
         total_bytes=total,
         total_size=total_size,
-        changed=frozenset(changed),
+        changed=frozenset(changed) | added.keys(),
         copied_files=others.copied,
         left_out=others.left_out,
         headers=MappingProxyType(headers),
@@ -125,12 +135,13 @@ def write(
     *,
     card: str | None = None,
     config_changes: Mapping[str, Any] | None = None,
+    texts: Mapping[str, str] | None = None,
     track: Track = _untracked,
 ) -> None:
     """Write what `plan` says. `tensors` gives each changed tensor once, in any order.
 
     They are taken one by one and let go before the next, and rounded to the dtype on disk by torch. `card` goes to
-    the top of README.md (below its front matter), `config_changes` into config.json.
+    the top of README.md (below its front matter), `config_changes` into config.json; `texts` are further files by name.
 
     `plan.out` is there complete, or not at all (or as it was): on any error, Ctrl-C or SIGTERM what has been written
     is removed. SIGTERM then ends the process with status 143.
@@ -146,7 +157,7 @@ def write(
         # New values first: they are what may go wrong.
         _write_changed(plan, partial, places, tensors, track)
         _write_unchanged(plan, partial, places, track)
-        _write_companions(plan, partial, card, config_changes or {})
+        _write_companions(plan, partial, card, config_changes or {}, texts or {})
 
 
 def _require_writable(source: Checkpoint, changed: Collection[str], drop: Collection[str]) -> None:
@@ -195,9 +206,12 @@ def _one_of(path: Path, others: Iterable[Path]) -> bool:
     return path.exists() and any(other.exists() and path.samefile(other) for other in others)
 
 
-def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
-    """Of the tensor as it will be on disk."""
-    header = source.headers[name]
+def _sized(shape: tuple[int, ...], dtype: str) -> TensorHeader:
+    return TensorHeader(shape, dtype, prod(shape) * DTYPES[dtype].itemsize)
+
+
+def _rounded(source: Checkpoint, name: str, header: TensorHeader, dtype: str | None) -> TensorHeader:
+    """Of the tensor as it will be on disk, in the dtype that was asked for."""
     if source.format == "bin" and header.dtype not in DTYPES:
         raise CheckpointError(
             f"{source.path}: tensor {name!r} has dtype {header.dtype}, which safetensors lacks; convert the checkpoint"
@@ -212,9 +226,7 @@ def _header(source: Checkpoint, name: str, dtype: str | None) -> TensorHeader:
         )
     if header.dtype not in _FLOATS.values():
         return header
-    target = _FLOATS[dtype]
-    count = header.nbytes // DTYPES[header.dtype].itemsize
-    return TensorHeader(header.shape, target, count * DTYPES[target].itemsize)
+    return _sized(header.shape, _FLOATS[dtype])
 
 
 def _files(headers: Mapping[str, TensorHeader], max_shard_size: int | str) -> Iterator[WeightFile]:
@@ -374,13 +386,17 @@ def _store(plan: Plan, partial: Path, place: _Place, parts: Iterable[torch.Tenso
             stream.write(part.cpu().contiguous().view(torch.uint8).numpy().data)
 
 
-def _write_companions(plan: Plan, partial: Path, card: str | None, config_changes: Mapping[str, Any]) -> None:
+def _write_companions(
+    plan: Plan, partial: Path, card: str | None, config_changes: Mapping[str, Any], texts: Mapping[str, str]
+) -> None:
     source = plan.source.path
     for name in plan.copied_files:
         with reported(source / name, "copied"):
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / name)
     with reported(plan.out):
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
         if config_changes or plan.dtype is not None:
             config = partial / "config.json"
             config.write_bytes(changed_config(config.read_bytes(), config_changes, plan.dtype))

@@ -17,6 +17,7 @@ from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
 from gaugekit.cli.merge import merge
 from gaugekit.cli.probe import probe
+from gaugekit.cli.reduce import reduce
 from gaugekit.cli.scramble import scramble
 from gaugekit.cli.study import app as study
 from gaugekit.cli.train import train
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, align, merge, probe, train):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, align, merge, reduce, probe, train):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(study, name="study")
 

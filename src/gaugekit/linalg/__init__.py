@@ -14,6 +14,7 @@ from gaugekit.linalg.pivoting import column_pivots
 from gaugekit.linalg.ranks import ZERO_TIE, degenerate_blocks, effective_rank, numerical_rank, stable_rank
 from gaugekit.linalg.scaling import double
 from gaugekit.linalg.spectra import grams, product_spectrum, spectrum_from_grams
+from gaugekit.linalg.truncation import moment_factor, product_truncation, square_factor
 
 __all__ = [
     "ZERO_TIE",
@@ -26,12 +27,15 @@ __all__ = [
     "double",
     "effective_rank",
     "grams",
+    "moment_factor",
     "numerical_rank",
     "orthonormal_complement_of_ones",
     "product_spectrum",
     "product_svd",
+    "product_truncation",
     "random_invertible",
     "random_orthogonal",
     "spectrum_from_grams",
+    "square_factor",
     "stable_rank",
 ]

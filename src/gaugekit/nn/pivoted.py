@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gaugekit.linalg import apart, beside, column_pivots, product_svd
 
-__all__ = ["PivotedProduct", "pivoted", "pivots_first"]
+__all__ = ["PivotedProduct", "pivoted", "pivoted_rows", "pivots_first"]
 
 
 class PivotedProduct(nn.Module):
@@ -49,10 +49,7 @@ class PivotedProduct(nn.Module):
 
     def reader(self) -> Tensor:
         """A, (g, r, d)."""
-        g, r, d = *self.pivots.shape, self.columns.shape[-1]
-        identity = torch.eye(r, dtype=self.columns.dtype, device=self.columns.device).expand(g, r, r)
-        place = pivots_first(self.pivots, d).argsort(-1)
-        return torch.cat([identity, self.coefficients], -1).gather(-1, place.unsqueeze(1).expand(g, r, d))
+        return pivoted_rows(self.coefficients, self.pivots)
 
     def read(self, x: Tensor) -> Tensor:
         """x Aᵀ for x (batch, n, d), as (batch, h, n, r); a view of x where A is the identity."""
@@ -97,6 +94,15 @@ def pivoted(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     pivots = order[:, :rank]
     columns = a.gather(-1, pivots.unsqueeze(1).expand(g, k, rank)).mT @ b
     return pivots, torch.linalg.solve(ordered[..., :rank], ordered[..., rank:]), columns
+
+
+def pivoted_rows(coefficients: Tensor, pivots: Tensor) -> Tensor:
+    """A (g, r, d) whose columns at the pivots (g, r) are the identity and whose others, in their order, are the
+    coefficients (g, r, d − r)."""
+    g, r, others = coefficients.shape
+    identity = torch.eye(r, dtype=coefficients.dtype, device=coefficients.device).expand(g, r, r)
+    place = pivots_first(pivots, r + others).argsort(-1)
+    return torch.cat([identity, coefficients], -1).gather(-1, place.unsqueeze(1).expand(g, r, r + others))
 
 
 def pivots_first(pivots: Tensor, d: int) -> Tensor:

@@ -8,9 +8,7 @@ nothing else needs to be imported.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,21 +18,19 @@ from transformers.utils.generic import can_return_tuple
 
 from gaugekit.errors import CheckpointError, ConfigError
 from gaugekit.models.registry import HARMLESS
+from gaugekit.models.remote import Imported, NotCopied, auto_map
 from gaugekit.training.config import ModelConfig
 from gaugekit.training.decoder import Decoder
 from gaugekit.training.reading import from_dict
 
 __all__ = ["GaugekitConfig", "GaugekitForCausalLM"]
 
-CODE = "modeling_gaugekit"
-"""The file beside the weights that says where the classes are, without its suffix."""
-
 _NAMES = tuple(field.name for field in fields(ModelConfig))
 _PASSED = {"name_or_path", "experts_implementation"}  # by `from_pretrained` to every config
 _KNOWN = {"num_items_in_batch", "use_cache"}  # the first for the loss; the other is passed unasked
 
 
-class GaugekitConfig(PreTrainedConfig):
+class GaugekitConfig(NotCopied, PreTrainedConfig):
     """The fields of `ModelConfig`, under their names and under those that `transformers` uses for them.
 
     Raises: ConfigError for a key that is neither one of these nor one of `transformers` that changes no function, for
@@ -64,10 +60,7 @@ class GaugekitConfig(PreTrainedConfig):
         super().__init__(**theirs)
         for name in _NAMES:
             setattr(self, name, getattr(own, name))
-        self.auto_map = {
-            "AutoConfig": f"{CODE}.{type(self).__name__}",
-            "AutoModelForCausalLM": f"{CODE}.{GaugekitForCausalLM.__name__}",
-        }
+        self.auto_map = auto_map(GaugekitConfig, GaugekitForCausalLM)
 
     # A dataclass below this one would compare the fields of transformers only.
     __eq__ = PreTrainedConfig.__eq__
@@ -77,12 +70,8 @@ class GaugekitConfig(PreTrainedConfig):
         """What `Decoder` is made of. Raises `ConfigError` for a value that has been set wrong since."""
         return from_dict(ModelConfig, {name: getattr(self, name) for name in _NAMES}, "config")
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: transformers would save a copy of this file with every model. See `GaugekitForCausalLM`."""
 
-
-class GaugekitForCausalLM(PreTrainedModel, GenerationMixin):
+class GaugekitForCausalLM(Imported, PreTrainedModel, GenerationMixin):
     """A `Decoder` behind the interface of `transformers`: logits (b, n, V) of input_ids (b, n), n up to the context.
 
     There is no padding and no cache. `generate` draws each token from the last `context` ones, as in training, where a
@@ -148,16 +137,6 @@ class GaugekitForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{self.config.name_or_path or 'checkpoint'}: has no {where}.{lacking[0]} of the shape that its config "
                 "asks for: it is damaged, or of another model"
             )
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, and `modeling_gaugekit.py` beside the weights."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        names = ", ".join((GaugekitConfig.__name__, GaugekitForCausalLM.__name__))
-        Path(save_directory, f"{CODE}.py").write_text(f"from {__name__} import {names}  # noqa: F401\n")
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: transformers would save a copy of this file with every model, where `CODE` is enough."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embedding

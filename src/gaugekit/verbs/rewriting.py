@@ -83,10 +83,11 @@ def prepare(model: Opened, touches: Iterable[str], out: str | PathLike[str], **o
 
 def carry_out(model: Opened, path: Path, layout: Plan, card: str, track: Track[Any] = untracked) -> None:
     """Move the model piece by piece and write it."""
-    write(layout, _moved(model, path, track), card=card)
+    write(layout, moved(model, path, track), card=card)
 
 
-def _moved(model: Opened, path: Path, track: Track[Any]) -> Iterator[tuple[str, Tensor]]:
+def moved(model: Opened, path: Path, track: Track[Any] = untracked) -> Iterator[tuple[str, Tensor]]:
+    """What the path changes, tensor by tensor, stored copies of tied ones with them."""
     copies = {original: copy for copy, original in model.spec.copies}
     every: Sequence[tuple[str, ...]] = list(pieces(model.spec))
     for names in track(every, len(every), "layers"):
