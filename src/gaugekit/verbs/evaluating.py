@@ -59,7 +59,8 @@ def read_both(
             start = _now(device)
             logits = forward(models[i], input_ids=ids).logits
             seconds[i] += _now(device) - start
-            losses[i] += float(cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"))
+            each = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            losses[i] += float(each.double().sum())
     tokens, predicted = sum(ids.numel() for ids in rows), sum(ids[:, 1:].numel() for ids in rows)
     times = [[_continued(model, rows[0][:1].to(device), device) for model in models] for _ in range(TRIES)]
     first, second = (
