@@ -22,8 +22,11 @@ from typing import Any
 import torch
 import transformers
 
+HERE = Path(__file__).parent
+
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
+from resident import resident
 import torch, transformers, scipy.optimize
 from gaugekit.verbs import aligning, nearing
 from gaugekit.verbs.align import align
@@ -32,12 +35,12 @@ transformers.AutoConfig.from_pretrained(sys.argv[1])
 if {keep}:
     bring = nearing.bring
     aligning.bring = lambda *given, **named: bring(*given, **named, keep=True)
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = resident("VmHWM")
 start = time.perf_counter()
 report = align(*sys.argv[1:4])
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = {{"seconds": seconds, "extra": (peak - base) * 1024, "before": report.before, "after": report.after}}
+peak = resident("VmHWM")
+found = {{"seconds": seconds, "extra": peak - base, "before": report.before, "after": report.after}}
 print(json.dumps(found | {{"sweeps": len(report.sweeps) - 1}}))
 """
 
@@ -103,7 +106,7 @@ def main() -> None:
                 code = CHILD.format(threads=options.threads, keep=keep)
                 out = folder / f"out {what} {keep}"
                 command = [sys.executable, "-c", code, str(first), str(second), str(out)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
                 found = json.loads(done.stdout.strip().splitlines()[-1])
                 reference = reference or found
                 print(

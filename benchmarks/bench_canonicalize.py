@@ -15,20 +15,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+HERE = Path(__file__).parent
+
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
+from resident import resident
 import torch, transformers
 from transformers import AutoConfig
 from safetensors.torch import load_file, save_file
 from gaugekit.verbs.canonicalize import canonicalize
 source, out = sys.argv[1:3]
 AutoConfig.from_pretrained(source)
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = resident("VmHWM")
 start = time.perf_counter()
 {body}
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({{"seconds": seconds, "extra": (peak - base) * 1024}}))
+peak = resident("VmHWM")
+print(json.dumps({{"seconds": seconds, "extra": peak - base}}))
 """
 COPY = (
     "import pathlib; pathlib.Path(out).mkdir()\n"
@@ -50,12 +53,12 @@ SIDES = {
 
 
 def main() -> None:
-    source = sys.argv[1]
+    source = str(Path(sys.argv[1]).resolve())
     reference: dict[str, float] = {}
     for what, body in SIDES.items():
-        with tempfile.TemporaryDirectory(dir=Path(source).resolve().parent) as folder:
+        with tempfile.TemporaryDirectory(dir=Path(source).parent) as folder:
             command = [sys.executable, "-c", CHILD.format(body=body), source, f"{folder}/out"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
         if done.returncode:
             print(f"{what:34} not measured: {done.stderr.strip().splitlines()[-1][:90]}")
             continue

@@ -22,20 +22,23 @@ import torch
 
 WIDTH, HEADS, HIDDEN, VOCABULARY = 4096, 32, 11008, 32000
 
+HERE = Path(__file__).parent
+
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
+from resident import resident
 import torch, transformers
 from transformers import AutoConfig
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.verbs.compare import compare
 a, b = sys.argv[1:3]
 AutoConfig.from_pretrained(a)
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = resident("VmHWM")
 start = time.perf_counter()
 {body}
 seconds = time.perf_counter() - start
-extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
-print(json.dumps({{"seconds": seconds, "extra": extra * 1024, "verdict": verdict}}))
+extra = resident("VmHWM") - base
+print(json.dumps({{"seconds": seconds, "extra": extra, "verdict": verdict}}))
 """
 LAZY = "verdict = compare(a, b, fast=True).verdict"
 EAGER = (
@@ -88,8 +91,8 @@ def write(folder: Path, layers: int, seed: int) -> None:
 
 
 def run(body: str, a: Path, b: Path) -> dict[str, float]:
-    command = [sys.executable, "-c", CHILD.format(body=body), str(a), str(b)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", CHILD.format(body=body), str(a.resolve()), str(b.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout)

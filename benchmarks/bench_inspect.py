@@ -17,20 +17,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+HERE = Path(__file__).parent
+
 CHILD = """
-import json, resource, sys, time
+import json, sys, time
+from resident import resident
 import torch, gguf, transformers
 from transformers import AutoConfig
 AutoConfig.for_model("llama")
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.verbs.inspect import inspect
 target = sys.argv[1]
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = resident("VmHWM")
 start = time.perf_counter()
 {body}
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({{"seconds": seconds, "base": base * 1024, "extra": (peak - base) * 1024, "answer": answer}}))
+peak = resident("VmHWM")
+print(json.dumps({{"seconds": seconds, "base": base, "extra": peak - base, "answer": answer}}))
 """
 INSPECT = "answer = inspect(target).redundancy"
 READ_ALL = (
@@ -59,7 +62,9 @@ LLAMA_70B = {
 
 def run(body: str, target: Path) -> dict[str, float]:
     script = CHILD.format(body=body)
-    done = subprocess.run([sys.executable, "-c", script, str(target)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(target)], capture_output=True, text=True, check=False, cwd=HERE
+    )
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout)

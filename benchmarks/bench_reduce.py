@@ -34,11 +34,11 @@ from gaugekit.checkpoint.writer import write
 from gaugekit.models.quiet import quiet
 from gaugekit.models.view import Edit
 from gaugekit.symmetry import circuits
-from gaugekit.verbs.calibration import read_rows
 from gaugekit.verbs.evaluating import read_both
 from gaugekit.verbs.inspect import untracked
 from gaugekit.verbs.reduce import reduce
 from gaugekit.verbs.rewriting import Opened, opened, prepare
+from gaugekit.verbs.texts import text_batches
 
 TRIES, STEPS = 5, 32
 
@@ -81,7 +81,7 @@ def rewritten(model: Opened, out: Path, approximate: Approximate, share: float) 
 
 def errors(source: str, folder: Path, shares: list[float], text: Path, held_out: Path, tokens: int) -> None:
     model = opened(source, None)
-    rows = read_rows(model, held_out, 512, 4, tokens)
+    rows = text_batches(model.checkpoint, model.spec, held_out, 512, 4, tokens)
     for share in shares:
         sides: dict[str, Callable[[Path], Any]] = {
             "heads together, by the text": lambda out, f=share: reduce(source, out, vo=f, text=text, tokens=tokens),

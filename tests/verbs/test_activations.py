@@ -31,8 +31,8 @@ from gaugekit.models.view import View
 from gaugekit.verbs.activations import TOKENS, Cross, attentions, columns, heard, mlps
 from gaugekit.verbs.align import AlignReport, align
 from gaugekit.verbs.rewriting import opened
-from gaugekit.verbs.running import text_batches
 from gaugekit.verbs.scramble import scramble
+from gaugekit.verbs.texts import text_batches
 from gaugekit.verbs.verify import verify
 
 MHA = {"num_key_value_heads": 2}
@@ -162,12 +162,19 @@ def no_weights(*_: Any) -> Tensor:
     raise AssertionError("weights were read")
 
 
-@pytest.mark.parametrize("case", [Case("vit", vit_like(), "hidden"), Case("whisper", whisper_like())], ids=str)
-def test_what_reads_no_text(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("vit", vit_like(), "hidden"), "reads no text: give a model of text"),
+        (Case("whisper", whisper_like()), "reads more than text, and cannot be run on text alone"),
+    ],
+    ids=str,
+)
+def test_what_reads_no_text(case: Case, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = saved(Tiny(case), tmp_path / "a")
     text = letters(tmp_path / "text", 9)
     monkeypatch.setattr(Checkpoint, "load", no_weights)
-    with pytest.raises(GaugekitError, match=f"^{case.model_type} reads something else than text, and cannot be run on"):
+    with pytest.raises(GaugekitError, match=f"^{case.model_type} {words}$"):
         align(a, a, tmp_path / "b", cost="activations", text=text, observable=case.observable)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "text"]
 

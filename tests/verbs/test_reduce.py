@@ -18,12 +18,13 @@ from worded import made, prose, written
 
 from gaugekit.symmetry import circuits
 from gaugekit.symmetry.constants import ValueConstant
-from gaugekit.verbs.calibration import Moments, measure, read_rows
+from gaugekit.verbs.calibration import Moments, measure
 from gaugekit.verbs.inspect import untracked
 from gaugekit.verbs.reduce import reduce
 from gaugekit.verbs.reducing import Cut, Kept, lost, queries_keys, spend, values
 from gaugekit.verbs.rewriting import opened
 from gaugekit.verbs.scramble import scramble
+from gaugekit.verbs.texts import text_batches
 from gaugekit.verbs.verify import verify
 
 WEIGHTS = "model.safetensors"
@@ -95,7 +96,7 @@ def cuts(where: Path, text: Path | None, length: int = 6) -> tuple[list[Cut], li
     free = [s for s in model.symmetries.continuous if isinstance(s, ValueConstant)]
     found: Any = (None,) * len(every)
     if text is not None:
-        rows = read_rows(model, text, length, 4, None, where / "tokenizer.json")
+        rows = text_batches(model.checkpoint, model.spec, text, length, 4, None, where / "tokenizer.json")
         found = measure(model, every, rows, queries_keys=True, dtype=torch.float64, track=untracked)
     of_values = [values(each, free, model.load, moment) for each, moment in zip(every, found, strict=True)]
     of_keys = [queries_keys(each, model.load, moment) for each, moment in zip(every, found, strict=True)]
@@ -144,7 +145,7 @@ def test_the_error_is_that_of_what_heads_write(tmp_path: Path) -> None:
 
 
 def wrote(where: Path, text: Path, module: str, output: bool = True) -> Tensor:
-    """What a module gives, or is given, on the text the way `read_rows` reads it."""
+    """What a module gives, or is given, on the text the way `text_batches` reads it."""
     model = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float64)
     found = []
 
@@ -152,7 +153,8 @@ def wrote(where: Path, text: Path, module: str, output: bool = True) -> Tensor:
         found.append((out if output else given[0]).detach().flatten(0, 1))
 
     model.get_submodule(module).register_forward_hook(hook)
-    for ids in read_rows(opened(where, None), text, 12, 4, None, where / "tokenizer.json"):
+    read = opened(where, None)
+    for ids in text_batches(read.checkpoint, read.spec, text, 12, 4, None, where / "tokenizer.json"):
         model(ids)
     return torch.cat(found)
 

@@ -19,10 +19,10 @@ from gaugekit.errors import CheckpointError, GaugekitError, UnsupportedArchitect
 from gaugekit.models.reduced import REDUCED
 from gaugekit.symmetry import circuits
 from gaugekit.symmetry.constants import ValueConstant
-from gaugekit.verbs.calibration import read_rows
 from gaugekit.verbs.reduce import ReduceReport, reduce
 from gaugekit.verbs.reducing import spend, values
 from gaugekit.verbs.rewriting import opened
+from gaugekit.verbs.texts import text_batches
 from gaugekit.verbs.verify import verify
 
 WEIGHTS = "model.safetensors"
@@ -152,7 +152,8 @@ def test_held_out_text(tmp_path: Path) -> None:
     report = reduce(a, tmp_path / "r", vo=0.5, text=text, eval_text=other, form="smaller", length=20, tokens=200)
     assert (report.text_tokens, report.eval_tokens) == (160, 160)
     assert report.before is not None and report.after is not None
-    rows = torch.cat(read_rows(opened(a, None), other, 20, 4, 200))
+    model = opened(a, None)
+    rows = torch.cat(text_batches(model.checkpoint, model.spec, other, 20, 4, 200))
     for where, reading in ((a, report.before), (tmp_path / "r", report.after)):
         chances = torch.log_softmax(logits(where, rows), -1)[:, :-1]
         nats = -chances.gather(-1, rows[:, 1:].unsqueeze(-1)).mean()
@@ -204,7 +205,7 @@ def test_refused_before_any_work(options: dict[str, Any], words: str, tmp_path: 
         (Case("gpt_neox", neox_like(vocab_size=30)), {"vo": 0.5, "form": "smaller"}, "gpt_neox has no class"),
         (Case("gpt_neox", neox_like(vocab_size=30)), {"lossless": True}, "use --form same"),
         (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "eval_text": "text"}, "predicts nothing"),
-        (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "text": "text"}, "vit does not read text alone"),
+        (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "text": "text"}, "^vit reads no text: give a model of text$"),
     ],
     ids=str,
 )
@@ -223,7 +224,7 @@ def test_a_text_of_another_model(tmp_path: Path) -> None:
     wide = Case("llama", SMALLER["llama"] | {"vocab_size": 40})
     _, b = made(wide, tmp_path, "b")
     text = prose(tmp_path / "text", 40, 100)
-    with pytest.raises(CheckpointError, match=r"the tokenizer knows tokens up to [23][0-9] and"):
+    with pytest.raises(CheckpointError, match=r"b: its tokenizer gives token [23][0-9], and the model has 20 of them"):
         reduce(a, tmp_path / "r", vo=0.5, text=text, tokenizer=b)
 
 

@@ -164,7 +164,7 @@ MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
     [
         (Case("bert", bert_like(), "hidden"), "bert without a language-model head has no loss on a text to refine by"),
         (Case("vit", vit_like(), "hidden"), "vit without a language-model head has no loss"),
-        (Case("whisper", whisper_like()), "whisper reads something else than text, and cannot be run on text alone"),
+        (Case("whisper", whisper_like()), "whisper reads more than text, and cannot be run on text alone"),
         (Case("mixtral", llama_like(**MOE, **ONE)), "cannot be refined: transformers holds experts in another form"),
     ],
     ids=str,

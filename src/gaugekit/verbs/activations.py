@@ -30,7 +30,8 @@ from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.matching import Tensors, assigned, pair_groups, unitary
 from gaugekit.verbs.mates import Turn, Weights, commuting, turn
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import forward, load_model, module_of, text_batches
+from gaugekit.verbs.running import forward, load_model, module_of
+from gaugekit.verbs.texts import text_batches
 
 __all__ = ["Activations", "Crosses", "compared", "heard"]
 
@@ -73,7 +74,7 @@ class Crosses:
     units: Mapping[int, Cross]
 
 
-def heard(reference: Opened, other: Opened, text: Path) -> list[Tensor]:
+def heard(reference: Opened, other: Opened, text: Path) -> tuple[Tensor, ...]:
     """What both models are to be run on: batches of tokens from the start of a text, by the reference's tokenizer. No
     weights are read.
 

@@ -80,7 +80,7 @@ def align_models(
     if text is None and (cost == "activations" or refine):
         raise GaugekitError("activations and the loss of a mean are those on a text: name one")
     lesson = lessons(reference, text) if text is not None and refine else None
-    words = heard(reference, other, text) if text is not None and cost == "activations" else []
+    words = heard(reference, other, text) if text is not None and cost == "activations" else ()
 
     def judge(ours: Sequence[Step], theirs: Sequence[Step]) -> Activations:
         crosses = compared(reference, other, names, words, (ours, theirs), track)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +20,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gaugekit.checkpoint import open_checkpoint
-from gaugekit.errors import CheckpointError, UnsupportedArchitecture
 from gaugekit.models import Spec
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import forward, load_model, position_tables
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.running import forward, load_model
+from gaugekit.verbs.texts import text_batches
 from gaugekit.verbs.verify import relative_gram
 
 __all__ = ["Ends", "Listener", "Measure", "Ways", "barrier", "ends", "listener", "ways"]
@@ -121,19 +119,8 @@ def listener(model: Opened, text: Path) -> Listener:
         CheckpointError: a text that cannot be read or is too short, a tokenizer that is missing or another model's.
     """
     spec = model.spec
-    tables = {table.name: table for table in spec.main.tables}
-    if len(spec.streams) > 1 or "tokens" not in tables:
-        raise UnsupportedArchitecture(f"{spec.family} reads more than text: its loss on a text cannot be measured")
     measure: Measure = "departure" if spec.main.head is None else "loss"
-    length = min([LENGTH, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    most = max(1, TOKENS[measure] // (length * ROWS))
-    rows = tuple(islice(batches(open_tokenizer(model.checkpoint), text, length, ROWS), most))
-    largest, vocabulary = max(int(ids.max()) for ids in rows), tables["tokens"].rows.shape[0]
-    if largest >= vocabulary:
-        raise CheckpointError(
-            f"{model.checkpoint.path}: its tokenizer knows tokens up to {largest} and the model {vocabulary}: "
-            "it belongs to another model"
-        )
+    rows = text_batches(model.checkpoint, spec, text, LENGTH, ROWS, TOKENS[measure])
     return Listener(spec, text, measure, rows)
 
 

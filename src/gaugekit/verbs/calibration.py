@@ -1,5 +1,4 @@
-"""What a text shows of a model's heads: second moments of mixed values, of queries and of keys, and the rows of tokens
-that a model reads.
+"""What a text shows of a model's heads: second moments of mixed values, of queries and of keys.
 
 Shapes: n tokens, h query heads, g key/value heads, k head dimension, d stream width. A moment (g, k + 1, k + 1) is the
 mean of [x 1][x 1]ᵀ, which holds the mean of x too.
@@ -9,24 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from gaugekit.errors import CheckpointError, UnsupportedArchitecture
+from gaugekit.errors import CheckpointError
 from gaugekit.models.spec import Attention
 from gaugekit.models.view import View
 from gaugekit.symmetry import Circuits
 from gaugekit.verbs.inspect import Track
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import forward, load_model, module_of, position_tables
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.running import forward, load_model, module_of
 
-__all__ = ["Moments", "measure", "read_rows"]
+__all__ = ["Moments", "measure"]
 
 
 @dataclass(frozen=True)
@@ -42,31 +38,6 @@ class Moments:
     mixed: Tensor
     queries: Tensor | None
     keys: Tensor | None
-
-
-def read_rows(
-    model: Opened, text: Path, length: int, rows: int, tokens: int | None, tokenizer: Path | None = None
-) -> tuple[Tensor, ...]:
-    """A text as token ids (≤ rows, ≤ length) each, about as many as `tokens` in all (None: the whole text).
-
-    Raises:
-        UnsupportedArchitecture: a model that reads something else than text.
-        CheckpointError: a text that cannot be read or is too short, a tokenizer that is missing or another model's.
-    """
-    spec = model.spec
-    tables = {table.name: table for table in spec.main.tables}
-    if len(spec.streams) > 1 or "tokens" not in tables:
-        raise UnsupportedArchitecture(f"{spec.family} does not read text alone: leave out what is measured on text")
-    length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    most = None if tokens is None else max(1, tokens // (length * rows))
-    found = tuple(islice(batches(open_tokenizer(model.checkpoint, tokenizer), text, length, rows), most))
-    largest, vocabulary = max(int(ids.max()) for ids in found), tables["tokens"].rows.shape[0]
-    if largest >= vocabulary:
-        raise CheckpointError(
-            f"the tokenizer knows tokens up to {largest} and the model {vocabulary}: "
-            "it belongs to another model; name the right one by --tokenizer"
-        )
-    return found
 
 
 def measure(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from gaugekit.checkpoint import Checkpoint, open_checkpoint
-from gaugekit.errors import CheckpointError, UnsupportedArchitecture
 from gaugekit.models import Spec, read_spec
 from gaugekit.models.spec import Attention, Norm
 from gaugekit.models.view import View
@@ -22,9 +21,9 @@ from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.attending import HeadStates, HeadWatch
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.loading import load_finite
-from gaugekit.verbs.running import forward, load_model, module_of, position_tables
+from gaugekit.verbs.running import forward, load_model, module_of
 from gaugekit.verbs.states import NormStates, NormWatch, norm_places
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.texts import windows
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -86,12 +85,7 @@ def probe(
             raise ValueError(f"{name} must be at least 1, got {value}")
     checkpoint = open_checkpoint(reference, revision)
     spec = read_spec(checkpoint)
-    if not any(table.name == "tokens" for table in spec.main.tables):
-        raise UnsupportedArchitecture(f"{spec.family} reads no text: probe measures models of text")
-    length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    words = batches(
-        open_tokenizer(checkpoint, None if tokenizer is None else Path(tokenizer)), Path(text), length, rows
-    )
+    words = windows(checkpoint, spec, Path(text), length, rows, None if tokenizer is None else Path(tokenizer))
     first = next(words)  # a text that cannot be read is refused before the model is loaded
     model = load_model(checkpoint, spec, getattr(torch, dtype)).to(device)
     watches = _Watches(checkpoint, spec, model, samples)
@@ -99,7 +93,6 @@ def probe(
     seen, kinds = 0, torch.zeros(0, dtype=torch.long)
     total = None if tokens is None else min(max(1, -(-tokens // first.numel())), sys.maxsize)
     for batch in track(islice(chain([first], words), total), total, "text"):
-        _fits(batch, spec)
         watches.run(feed(batch.to(device)), batch.shape)
         seen += batch.numel()
         kinds = torch.cat([kinds, batch.reshape(-1)]).unique()
@@ -117,15 +110,6 @@ def probe(
         tuple(watch.states() for watch in track(norms, len(norms), "kernels")),
         tuple(watch.states() for watch in watches.heads),
     )
-
-
-def _fits(batch: Tensor, spec: Spec) -> None:
-    vocabulary = next(table for table in spec.main.tables if table.name == "tokens").rows.shape[0]
-    if int(batch.max()) >= vocabulary:
-        raise CheckpointError(
-            f"the tokenizer knows tokens up to {int(batch.max())} and the model {vocabulary}: "
-            "it belongs to another model; name the right one by --tokenizer"
-        )
 
 
 def _feed(spec: Spec, model: Any) -> Callable[[Tensor], dict[str, Any]]:

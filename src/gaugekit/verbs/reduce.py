@@ -18,7 +18,7 @@ from gaugekit.symmetry import Circuits, circuits
 from gaugekit.symmetry.constants import ValueConstant
 from gaugekit.symmetry.orbit import Path as Way
 from gaugekit.symmetry.orbit import Step
-from gaugekit.verbs.calibration import Moments, measure, read_rows
+from gaugekit.verbs.calibration import Moments, measure
 from gaugekit.verbs.evaluating import Reading, read_both
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.narrowing import Narrow, Narrowing, pivot, reduced_class
@@ -26,6 +26,7 @@ from gaugekit.verbs.probe import Precision
 from gaugekit.verbs.reducing import Cut, Kept, above_rounding, lost, queries_keys, spend, values
 from gaugekit.verbs.rewriting import Opened, Skipped, digest, moved, opened, prepare, without_zeros
 from gaugekit.verbs.savings import LayerReduction, kv_bytes, layer_reductions, parameters
+from gaugekit.verbs.texts import text_batches
 
 __all__ = ["Form", "ReduceReport", "reduce"]
 
@@ -131,7 +132,8 @@ def reduce(
     prepare(model, (), out, **writing)  # what cannot be written is refused before anything is computed
     read = None if tokenizer is None else Path(tokenizer)
     rows, held_out = (
-        () if file is None else read_rows(model, Path(file), length, ROWS, tokens, read) for file in (text, eval_text)
+        () if file is None else text_batches(model.checkpoint, model.spec, Path(file), length, ROWS, tokens, read)
+        for file in (text, eval_text)
     )
     running: dict[str, Any] = {"dtype": getattr(torch, run_dtype), "device": device, "track": track}
     moments: Sequence[Moments | None] = [None] * len(every)

@@ -34,7 +34,8 @@ from gaugekit.verbs.matching import unitary
 from gaugekit.verbs.mates import commuting, turn
 from gaugekit.verbs.nearing import Way, moved
 from gaugekit.verbs.rewriting import Opened
-from gaugekit.verbs.running import load_model, parameters_of, text_batches
+from gaugekit.verbs.running import load_model, parameters_of
+from gaugekit.verbs.texts import text_batches
 
 __all__ = ["Lessons", "Refined", "learn", "lessons", "refine"]
 

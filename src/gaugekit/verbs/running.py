@@ -6,8 +6,6 @@ import io
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +13,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gaugekit.checkpoint import Checkpoint
-from gaugekit.errors import CheckpointError, UnsupportedArchitecture
+from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec, quiet
 from gaugekit.models.spec import MoE
 from gaugekit.symmetry import Observable
 from gaugekit.symmetry.base import STATES
-from gaugekit.verbs.texts import batches, open_tokenizer
+from gaugekit.verbs.texts import position_tables
 
 
 class Float64(TorchFunctionMode):
@@ -95,29 +93,6 @@ def random_batch(model: Any, spec: Spec, length: int, rows: int, generator: torc
     return {"input_ids": ids}
 
 
-def text_batches(checkpoint: Checkpoint, spec: Spec, text: Path, length: int, rows: int, tokens: int) -> list[Tensor]:
-    """The first `tokens` or so of a text, in batches (≤ rows, ≤ length) by the checkpoint's own tokenizer, no longer
-    than its positions go. No weights are read.
-
-    Raises:
-        UnsupportedArchitecture: a model that reads something else than text.
-        CheckpointError: a text that cannot be read or is too short, a tokenizer that is missing or another model's.
-    """
-    tables = {table.name: table for table in spec.main.tables}
-    if len(spec.streams) > 1 or "tokens" not in tables:
-        raise UnsupportedArchitecture(f"{spec.family} reads something else than text, and cannot be run on text alone")
-    length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
-    most = max(1, tokens // (length * rows))
-    found = list(islice(batches(open_tokenizer(checkpoint), text, length, rows), most))
-    largest, known = max(int(ids.max()) for ids in found), tables["tokens"].rows.shape[0]
-    if largest >= known:
-        raise CheckpointError(
-            f"{checkpoint.path}: its tokenizer gives token {largest}, and the model has {known} of them: it belongs to "
-            "another model"
-        )
-    return found
-
-
 def module_of(modules: dict[str, nn.Module], where: str, prefix: str) -> nn.Module:
     """The module of that name on disk."""
     found = next((modules[name] for name in _names(where, prefix) if name in modules), None)
@@ -150,11 +125,6 @@ def _names(where: str, prefix: str) -> tuple[str, ...]:
     """What may be called so in memory: `transformers` leaves out a base model's own name, its prefix, where it is
     loaded alone."""
     return where, where.partition(".")[2], f"{prefix}.{where}"
-
-
-def position_tables(spec: Spec) -> list[Any]:
-    """The tables of the main stream that limit the length of a text."""
-    return [table for table in spec.main.tables if table.name == "positions"]
 
 
 def forward(model: Any, **inputs: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Text of any length, as batches of tokens."""
+"""Text of any length, as batches of tokens that fit a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gaugekit.checkpoint import Checkpoint
-from gaugekit.errors import CheckpointError
-from gaugekit.models import quiet
+from gaugekit.errors import CheckpointError, UnsupportedArchitecture
+from gaugekit.models import Spec, quiet
+from gaugekit.models.spec import Table
 
 PIECE = 1 << 16  # characters read at a time
 
@@ -66,9 +68,50 @@ def batches(tokenizer: Any, text: Path, length: int, rows: int) -> Iterator[Tens
         yield torch.tensor([before + pending + after])
 
 
-def token_batch(checkpoint: Checkpoint, text: Path, length: int, rows: int) -> Tensor:
-    """Token ids (≤ rows, ≤ length) from the start of a text, by the checkpoint's own tokenizer."""
-    return next(batches(open_tokenizer(checkpoint), text, length, rows))
+def windows(
+    checkpoint: Checkpoint, spec: Spec, text: Path, length: int, rows: int, tokenizer: Path | None = None
+) -> Iterator[Tensor]:
+    """Token ids (≤ rows, ≤ length) of a text from its start, by the checkpoint's own tokenizer or another, no longer
+    than the positions of the model's main stream go. No weights are read.
+
+    Raises:
+        UnsupportedArchitecture: a model that reads no text.
+        CheckpointError: a text that cannot be read or is too short, a tokenizer that is missing or another model's.
+    """
+    known = next((table.rows.shape[0] for table in spec.main.tables if table.name == "tokens"), None)
+    if known is None:
+        raise UnsupportedArchitecture(f"{spec.family} reads no text: give a model of text")
+    length = min([length, *(table.rows.shape[0] - len(table.dead_rows) for table in position_tables(spec))])
+    for ids in batches(open_tokenizer(checkpoint, tokenizer), text, length, rows):
+        if (largest := int(ids.max())) >= known:
+            raise CheckpointError(
+                f"{tokenizer or checkpoint.path}: its tokenizer gives token {largest}, and the model has {known} of "
+                "them: it belongs to another model; give the model its own"
+            )
+        yield ids
+
+
+def text_batches(
+    checkpoint: Checkpoint,
+    spec: Spec,
+    text: Path,
+    length: int,
+    rows: int,
+    tokens: int | None,
+    tokenizer: Path | None = None,
+) -> tuple[Tensor, ...]:
+    """The first `tokens` or so of a text (None: all of it) in `windows`, for a model of nothing but text."""
+    if len(spec.streams) > 1:
+        raise UnsupportedArchitecture(f"{spec.family} reads more than text, and cannot be run on text alone")
+    found = windows(checkpoint, spec, text, length, rows, tokenizer)
+    first = next(found)
+    most = None if tokens is None else max(1, tokens // first.numel()) - 1
+    return (first, *islice(found, most))
+
+
+def position_tables(spec: Spec) -> list[Table]:
+    """The tables of the main stream that limit the length of a text."""
+    return [table for table in spec.main.tables if table.name == "positions"]
 
 
 def _around(tokenizer: Any, text: Path) -> tuple[list[int], list[int]]:

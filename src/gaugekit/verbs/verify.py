@@ -17,7 +17,7 @@ from gaugekit.symmetry import Observable, derive
 from gaugekit.symmetry.base import STATES
 from gaugekit.symmetry.wiring import wire
 from gaugekit.verbs.running import Outputs, load_model, random_batch, run
-from gaugekit.verbs.texts import token_batch
+from gaugekit.verbs.texts import text_batches
 
 # Half a unit in the last place, relative: how far a stored weight may be from what it stands for.
 HALF_ULP = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -85,7 +85,7 @@ def verify(
     model = load_model(a, spec_a, getattr(torch, dtype))
     batches = [random_batch(model, spec_a, length, rows, torch.Generator().manual_seed(seed))]
     if text is not None:
-        batches.append({**batches[0], "input_ids": token_batch(a, Path(text), length, rows)})
+        batches.append({**batches[0], "input_ids": text_batches(a, spec_a, Path(text), length, rows, 1)[0]})
     ours, again = both(model, spec_a, batches, observable, HALF_ULP[coarsest(a)])
     x = torch.cat([out.observable for out in ours])
     roundings = [(x - again).abs().max()]
