@@ -100,13 +100,25 @@ class Edit:
         return view.name in self._tensors
 
     def update(self, view: View | None, change: Callable[[Tensor], Tensor]) -> None:
-        """Change what is seen, if there is such a weight and this part of the model holds it."""
-        if view is not None and view in self:
-            self[view] = change(self[view])
+        """Change what is seen, if there is such a weight and this part of the model holds it. `change` gives a tensor
+        of its own, or what it was given."""
+        if view is None or view not in self:
+            return
+        seen = self[view]
+        value = change(seen)
+        new = value is not seen and not value._is_view() and value.dtype == seen.dtype and value.is_contiguous()
+        if new and not view.steps and value.shape == view.disk_shape:  # a table of tokens is not copied once more
+            self.changed[view.name] = value - view.offset if view.offset else value
+        else:
+            self[view] = value
 
     def __setitem__(self, view: View, value: Tensor) -> None:
         base = self.changed.get(view.name, self._tensors.get(view.name))
         assert base is not None
+        if not view.steps:
+            value = value.reshape(base.shape).to(base.dtype, copy=True, memory_format=torch.contiguous_format)
+            self.changed[view.name] = value - view.offset if view.offset else value
+            return
         # What was read of a tensor must still be what it was when derivatives go backward.
         if view.name not in self.changed or value.requires_grad or base.requires_grad:
             base = base.clone()

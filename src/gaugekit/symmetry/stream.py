@@ -235,6 +235,6 @@ class StreamOrder(Discrete):
     def move(self, edit: Edit, element: Tensor) -> None:
         order, signs = element[0].long(), element[1]
         for view in self.odd:
-            edit.update(view, lambda values: values[..., order] * signs)
+            edit.update(view, lambda values: values[..., order].mul_(signs))
         for view in self.even:
             edit.update(view, lambda values: values[..., order])

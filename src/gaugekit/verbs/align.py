@@ -20,7 +20,7 @@ from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.mates import Allowed
 from gaugekit.verbs.nearing import Meter
-from gaugekit.verbs.rewriting import Opened, digest, opened, prepare
+from gaugekit.verbs.rewriting import Opened, digest, opened, prepare, with_copies
 
 __all__ = ["AlignReport", "Distance", "align"]
 
@@ -151,21 +151,21 @@ class Found:
 
     def moved(self, track: Track[Any]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor by its own name."""
-        names = self._alignment.names
-        copies = {original: copy for copy, original in self._theirs.spec.copies}
-        every = list(places(shared(self._ours.spec, names)))
+        every = list(places(shared(self._ours.spec, self._alignment.names)))
         for where, held in track(every, len(every), "layers"):
-            ours = {name: self._ours.load(name) for name in held}
-            stored = {name: self._theirs.load(names[name]) for name in held}
-            tensors = self._alignment.tensors(held)
-            here = Meter(self._unseen), Meter(self._unseen)
-            for meter, theirs in zip((self.before, self.after, *here), (stored, tensors, stored, tensors), strict=True):
-                meter.add(ours, theirs)
-            self.places.append(Distance(where, *(meter.distance for meter in here)))
-            for name, value in tensors.items():
-                yield names[name], value
-                if names[name] in copies:
-                    yield copies[names[name]], value
+            # No name here, so that no table is held while the next is made.
+            yield from with_copies(self._theirs, self._measured(where, held))
+
+    def _measured(self, where: str, held: tuple[str, ...]) -> dict[str, Tensor]:
+        names = self._alignment.names
+        tensors = self._alignment.tensors(held)
+        ours = {name: self._ours.load(name) for name in held}
+        stored = {name: self._theirs.load(names[name]) for name in held}
+        here = Meter(self._unseen), Meter(self._unseen)
+        for meter, theirs in zip((self.before, self.after, *here), (stored, tensors, stored, tensors), strict=True):
+            meter.add(ours, theirs)
+        self.places.append(Distance(where, *(meter.distance for meter in here)))
+        return {names[name]: value for name, value in tensors.items()}
 
 
 def places(spec: Spec) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -18,7 +18,7 @@ from gaugekit.symmetry.orbit import pieces
 from gaugekit.verbs.alike import shared
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.recipes import Recipe, for_mergekit
-from gaugekit.verbs.rewriting import Opened, prepare
+from gaugekit.verbs.rewriting import Opened, prepare, with_copies
 
 __all__ = ["RECIPE", "Moved", "export", "plans", "require_place"]
 
@@ -68,7 +68,7 @@ class Moved:
         load: Callable[[Sequence[str]], Mapping[str, Tensor]],
         card: str,
     ) -> None:
-        self._copies = {original: copy for copy, original in model.spec.copies}
+        self._model = model
         self._names = names
         self._load = load
         self.card = card
@@ -77,11 +77,7 @@ class Moved:
         """By its own names, tied copies included; `spec` is the reference's."""
         every = list(pieces(shared(spec, self._names)))
         for piece in track(every, len(every), "layers"):
-            for name, value in self._load(piece).items():
-                own = self._names[name]
-                yield own, value
-                if own in self._copies:
-                    yield self._copies[own], value
+            yield from with_copies(self._model, {self._names[name]: x for name, x in self._load(piece).items()})
 
 
 def export(

@@ -35,6 +35,7 @@ from gaugekit.symmetry.orbit import Homeward, Load, Path, Step, constantless, pi
 from gaugekit.symmetry.stream import Frame, StreamOrder
 from gaugekit.symmetry.whitened import WhitenedQueryKey, WhitenedValueOutput
 from gaugekit.verbs.inspect import Track, untracked
+from gaugekit.verbs.matching import Tensors
 from gaugekit.verbs.mates import INNER, Allowed, Turn, Weights, products, turn
 
 __all__ = ["Left", "Meter", "Way", "bring", "moved"]
@@ -43,7 +44,7 @@ SWEEPS = 50
 SETTLED = 1e-4  # relative fall of the squared distance that ends the search
 EXACT = 1e-12
 STILL = 1e-7  # entries of a frame that moves no more: the distance falls by its square
-HELD = 3  # pieces that are kept at home: a layer, and what others of them want of their neighbours
+HELD = 3  # layers that are kept at home: one, and what others want of their neighbours
 
 
 @dataclass(frozen=True)
@@ -172,18 +173,24 @@ def whitened(symmetry: Symmetry) -> Symmetry | None:
 
 
 class Home:
-    """A model where all of `movable` are settled, read piece by piece; elements are kept, and with `keep` tensors."""
+    """A model where all of `movable` are settled, read piece by piece; elements are kept, and with `keep` tensors.
+
+    Without it tables of tokens are made anew whenever they are wanted, for they are larger than layers.
+    """
 
     def __init__(self, spec: Spec, load: Load, movable: Sequence[Symmetry], keep: bool) -> None:
         self.path = Homeward(movable, load, keep=True)
         self._raw = load
         self._piece = {name: names for names in pieces(spec) for name in names}
         self._held: OrderedDict[tuple[str, ...], dict[str, Tensor]] = OrderedDict()
+        self._keep = keep
         self._room = len(self._piece) if keep else HELD
 
     def load(self, name: str) -> Tensor:
         """In float64."""
         names = self._piece[name]
+        if len(names) == 1 and not self._keep:
+            return moved(self.path, names, self._raw)[name]
         if names not in self._held:
             while len(self._held) >= self._room:
                 self._held.popitem(last=False)
@@ -241,23 +248,36 @@ class Pair:
         `products` for the next turn."""
         walk = Path([*(Step(s, element) for s, element in frames.items()), *self.constants])
         meter, found = Meter(self._unseen), []
-        crosses = {s: torch.zeros(2, s.views[0].shape[-1], s.views[0].shape[-1]).double() for s in self.turns}
-        for names in track(self.pieces, len(self.pieces), "matching"):
+        crosses = self._no_products()
+
+        def match(names: tuple[str, ...]) -> None:
             wanted = dict.fromkeys([*names, *(name for s in self.inner[names] for name in judge.needs(s))])
-            ours = {name: self.mine.load(name) for name in wanted}
             theirs = moved(walk, tuple(wanted), self.other.load)
+            ours = {name: self.mine.load(name) for name in wanted}
             for symmetry in self.inner[names]:
                 element = judge.element(symmetry, ours, theirs)
                 theirs |= symmetry.act(theirs, element)
                 found.append(Step(symmetry, element))
             meter.add({n: ours[n] for n in names}, {n: theirs[n] for n in names})
-            for symmetry, cross in crosses.items():
-                cross += products(symmetry, Edit(ours), Edit(theirs), names)
+            self._add_products(crosses, ours, theirs, names)
+
+        for names in track(self.pieces, len(self.pieces), "matching"):
+            match(names)  # a function, so that no table is held while the next is made
         return meter.distance, found, crosses
 
     def first_turns(self, judge: Weights) -> dict[Turn, Tensor]:
-        ours, theirs = ({name: home.load(name) for name in self.labelled} for home in (self.mine, self.other))
-        return {s: judge.first(s, products(s, Edit(ours), Edit(theirs), self.labelled)) for s in self.turns}
+        crosses = self._no_products()
+        for name in self.labelled:
+            self._add_products(crosses, {name: self.mine.load(name)}, {name: self.other.load(name)}, (name,))
+        return {symmetry: judge.first(symmetry, cross) for symmetry, cross in crosses.items()}
+
+    def _no_products(self) -> dict[Turn, Tensor]:
+        return {s: torch.zeros(2, s.views[0].shape[-1], s.views[0].shape[-1]).double() for s in self.turns}
+
+    @staticmethod
+    def _add_products(crosses: dict[Turn, Tensor], ours: Tensors, theirs: Tensors, names: Sequence[str]) -> None:
+        for symmetry, cross in crosses.items():
+            cross += products(symmetry, Edit(ours), Edit(theirs), names)
 
 
 def search(

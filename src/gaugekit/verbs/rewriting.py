@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -88,13 +88,18 @@ def carry_out(model: Opened, path: Path, layout: Plan, card: str, track: Track[A
 
 def moved(model: Opened, path: Path, track: Track[Any] = untracked) -> Iterator[tuple[str, Tensor]]:
     """What the path changes, tensor by tensor, stored copies of tied ones with them."""
-    copies = {original: copy for copy, original in model.spec.copies}
     every: Sequence[tuple[str, ...]] = list(pieces(model.spec))
     for names in track(every, len(every), "layers"):
-        for name, value in path.move(names, model.load).items():
-            yield name, value
-            if name in copies:
-                yield copies[name], value
+        yield from with_copies(model, path.move(names, model.load))
+
+
+def with_copies(model: Opened, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by the model's own names, and stored copies of tied ones with them, so that they stay equal."""
+    copies = {original: copy for copy, original in model.spec.copies}
+    for name, value in tensors.items():
+        yield name, value
+        if name in copies:
+            yield copies[name], value
 
 
 def digest(checkpoint: Checkpoint) -> str:

@@ -18,7 +18,7 @@ from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.configs import require_same_function
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.recipes import Recipe
-from gaugekit.verbs.rewriting import Opened, opened, prepare
+from gaugekit.verbs.rewriting import Opened, opened, prepare, with_copies
 
 __all__ = ["Load", "Mix", "Models", "open_models"]
 
@@ -67,16 +67,13 @@ class Models:
 
     def results(self, mix: Mix, theirs: Sequence[Load], track: Track[Any] = untracked) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of a result, a layer of each model in memory at a time. Tied copies stay equal."""
-        copies = {original: copy for copy, original in self.reference.spec.copies}
         every = list(pieces(self.spec))
         for names in track(every, len(every), "layers"):
             ours = {name: self.reference.load(name).double() for name in names}
             rest = [load(names) for load in theirs]
             for name in names:
-                value = mix(name, ours[name], [each[name] for each in rest])
-                yield name, value
-                if name in copies:
-                    yield copies[name], value
+                mixed = {name: mix(name, ours[name], [each[name] for each in rest])}
+                yield from with_copies(self.reference, mixed)
 
     @property
     def every(self) -> tuple[Opened, ...]:
