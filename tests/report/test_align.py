@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugekit.report.align import SHOWN, left, render, summary
+from gaugekit.report.align import render, summary
 from gaugekit.report.align_page import render_html, write_html
+from gaugekit.report.left import SHOWN, left_rows
 from gaugekit.report.plots.nearer import LEAST, nearer
 from gaugekit.verbs.align import AlignReport, Distance
 from gaugekit.verbs.aligning import Left
@@ -101,7 +102,7 @@ def test_how_near_and_what_was_left() -> None:
     ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE), line
     assert "other stream" not in shown  # said once
-    assert left(ALIGNED) == [ALIGNED.left[0], ALIGNED.left[2]]
+    assert left_rows(ALIGNED.left) == [(x.symmetry, x.where, x.reason) for x in (ALIGNED.left[0], ALIGNED.left[2])]
     assert summary(ALIGNED) == "distance 1.412 before, 0.500 after"
     for word in ("dry run", "loss of the mean", "--json"):
         assert word not in shown

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaugekit.report.merge import SHOWN, render
+from gaugekit.report.left import SHOWN
+from gaugekit.report.merge import render
 from gaugekit.report.merge_page import render_html, write_html
 from gaugekit.report.plots.ways import way
 from gaugekit.verbs.aligning import Left

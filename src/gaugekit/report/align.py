@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gaugekit.report.left import SHOWN, left_rows, left_section
 from gaugekit.report.tables import add_row, header, heading, new_table
 from gaugekit.report.text import OBSERVABLES, count, measure, path_name, plain, plural, size
 from gaugekit.report.verify import lines
 
 if TYPE_CHECKING:
     from gaugekit.verbs.align import AlignReport
-    from gaugekit.verbs.aligning import Left
     from gaugekit.verbs.verify import VerifyReport
-
-SHOWN = 40  # rows of what may be as long as the model is deep; the JSON has them all
 
 
 def render(report: AlignReport, outcome: VerifyReport | None = None) -> RenderableType:
@@ -40,11 +38,6 @@ def summary(report: AlignReport) -> str:
     return f"distance {measure(report.before)} before, {measure(report.after)} after"
 
 
-def left(report: AlignReport) -> list[Left]:
-    """What could not be aligned; what is said of several places is said once."""
-    return list({(item.symmetry, item.reason): item for item in reversed(report.left)}.values())[::-1]
-
-
 def _parts(report: AlignReport, outcome: VerifyReport | None) -> Iterator[RenderableType]:
     yield from header(path_name(report.out), list(facts(report)))
     yield heading("Distances", "of weights, relative to the reference")
@@ -61,14 +54,7 @@ def _parts(report: AlignReport, outcome: VerifyReport | None) -> Iterator[Render
         yield Text(f"loss of the mean of both: {before:.4f} nats a token before refinement, {after:.4f} after")
     if not report.written:
         yield Text("dry run: nothing was written", style="bold")
-    if report.left:
-        yield heading("Not aligned", "symmetries that were left alone, and why")
-        table = new_table("symmetry", "where", "reason")
-        for item in islice(left(report), SHOWN):
-            add_row(table, item.symmetry, item.where, item.reason)
-        yield table
-        if len(left(report)) > SHOWN:
-            yield Text(f"and {count(len(left(report)) - SHOWN)} more: --json lists all", style="dim")
+    yield from left_section(left_rows(report.left))
     if outcome is not None:
         yield heading("Verified", "the moved model was run before and after")
         yield from lines(outcome)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gaugekit.report import files
-from gaugekit.report.align import facts, left
+from gaugekit.report.align import facts
 from gaugekit.report.html import page
+from gaugekit.report.left import left_rows
 from gaugekit.report.plots.nearer import nearer
 from gaugekit.report.text import path_name
 
@@ -31,6 +32,6 @@ def render_html(report: AlignReport, outcome: VerifyReport | None = None) -> str
         name=f"{path_name(report.source)}, in the coordinates of {path_name(report.reference)}",
         facts=list(facts(report)),
         figure=figure,
-        left=left(report),
+        left=left_rows(report.left),
         outcome=outcome,
     )

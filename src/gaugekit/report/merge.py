@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gaugekit.report.left import left_rows, left_section
 from gaugekit.report.tables import add_row, header, heading, new_table
-from gaugekit.report.text import count, path_name, plain, plural, size
+from gaugekit.report.text import path_name, plain, plural, size
 
 if TYPE_CHECKING:
-    from gaugekit.verbs.aligning import Left
     from gaugekit.verbs.barriers import Ends, Ways
     from gaugekit.verbs.merge import MergeReport, Source
-
-SHOWN = 12  # rows of what may be as long as the model is deep; the JSON has them all
 
 MEASURES = {
     "loss": ("loss", "nats a token"),
@@ -44,13 +41,9 @@ def name(source: Source) -> str:
     return path_name(source.path)
 
 
-def left(report: MergeReport) -> list[tuple[str, Left]]:
-    """What could not be aligned, with the model's name; what is said of several places of a model is said once."""
-    rows: dict[tuple[str, str, str], tuple[str, Left]] = {}
-    for source in report.sources:
-        for item in source.left:
-            rows.setdefault((source.path, item.symmetry, item.reason), (name(source), item))
-    return list(rows.values())
+def left(report: MergeReport) -> list[tuple[str, ...]]:
+    """What could not be aligned: (symmetry, model, where, reason)."""
+    return [row for source in report.sources for row in left_rows(source.left, name(source))]
 
 
 def barrier_lines(ways: Ways) -> Iterator[str]:
@@ -80,8 +73,7 @@ def _parts(report: MergeReport) -> Iterator[RenderableType]:
     yield Text(f"{tensors}; {size(report.bytes)} on disk", style="bold")
     if not report.written:
         yield Text("dry run: nothing was written", style="bold")
-    if rows := left(report):
-        yield from _left(rows)
+    yield from left_section(left(report), "model")
     if report.ways is not None:
         yield from _ways(report.ways)
     if report.ends is not None:
@@ -90,16 +82,6 @@ def _parts(report: MergeReport) -> Iterator[RenderableType]:
         for what, loss in end_rows(report, report.ends):
             add_row(table, what, f"{loss:.4f}")
         yield table
-
-
-def _left(rows: list[tuple[str, Left]]) -> Iterator[RenderableType]:
-    yield heading("Not aligned", "symmetries that were left alone, and why")
-    table = new_table("symmetry", "model", "where", "reason")
-    for model, item in islice(rows, SHOWN):
-        add_row(table, item.symmetry, model, item.where, item.reason)
-    yield table
-    if len(rows) > SHOWN:
-        yield Text(f"and {count(len(rows) - SHOWN)} more: --json lists all", style="dim")
 
 
 def _ways(ways: Ways) -> Iterator[RenderableType]:

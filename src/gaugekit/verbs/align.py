@@ -20,7 +20,7 @@ from gaugekit.verbs.alike import require_alike, shared
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.mates import Allowed
 from gaugekit.verbs.nearing import Meter
-from gaugekit.verbs.rewriting import Opened, digest, opened, prepare, with_copies
+from gaugekit.verbs.rewriting import Opened, digest, opened, prepare, require_fitting_heads, with_copies
 
 __all__ = ["AlignReport", "Distance", "align"]
 
@@ -97,6 +97,7 @@ def align(
     ours, theirs = opened(reference, observable), opened(source, observable)
     # Everything may change. What cannot be written is refused here, before long work.
     changed = require_alike(ours, theirs).values()
+    require_fitting_heads(theirs)
     layout = prepare(theirs, changed, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     _require_apart(layout.out, ours.checkpoint.path.resolve())
     where = None if text is None else Path(text)

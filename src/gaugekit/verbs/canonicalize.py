@@ -20,7 +20,16 @@ from gaugekit.symmetry.stream import Frame, WriterMean
 from gaugekit.symmetry.units import RouterConstant
 from gaugekit.symmetry.wiring import output
 from gaugekit.verbs.inspect import TIE, Track, untracked
-from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, digest, opened, prepare, without_zeros
+from gaugekit.verbs.rewriting import (
+    Opened,
+    Skipped,
+    carry_out,
+    digest,
+    opened,
+    prepare,
+    require_fitting_heads,
+    without_zeros,
+)
 from gaugekit.verbs.verify import HALF_ULP, coarsest
 
 Level = Literal["heads", "full"]
@@ -130,6 +139,7 @@ def canonicalize(
     acting, skipped = without_zeros(model, _chosen(model, level, gauge), Homeward.divisors)
     pivots = _pivots(acting) if gauge == "pivoted" else []
     path = Homeward([*acting, *pivots], model.load, TIE_ROOM * HALF_ULP[coarsest(model.checkpoint)])
+    require_fitting_heads(model)
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     ambiguous = () if gauge == "folded" else tuple(_ambiguities(model))
     if not dry_run:

@@ -18,7 +18,7 @@ from gaugekit.symmetry.orbit import pieces
 from gaugekit.verbs.alike import shared
 from gaugekit.verbs.inspect import Track, untracked
 from gaugekit.verbs.recipes import Recipe, for_mergekit
-from gaugekit.verbs.rewriting import Opened, prepare, with_copies
+from gaugekit.verbs.rewriting import Opened, prepare, require_fitting_heads, with_copies
 
 __all__ = ["RECIPE", "Moved", "export", "plans", "require_place"]
 
@@ -54,6 +54,7 @@ def plans(
     found: dict[str, Plan] = {}
     for model, rename, title in zip(models, names, titles, strict=True):
         folder = _folder(title, found)
+        require_fitting_heads(model)
         found[folder] = prepare(model, rename.values(), place.with_name(f".{place.name}-{folder}"), **options)
     return found
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from gaugekit.checkpoint import open_checkpoint
 from gaugekit.checkpoint.writer import write
 from gaugekit.errors import GaugekitError, UnsupportedArchitecture
-from gaugekit.symmetry import Circuits, circuits
+from gaugekit.symmetry import Circuits, circuits, orbit
 from gaugekit.symmetry.constants import ValueConstant
-from gaugekit.symmetry.orbit import Path as Way
 from gaugekit.symmetry.orbit import Step
 from gaugekit.verbs.calibration import Moments, measure
 from gaugekit.verbs.evaluating import Reading, read_both
@@ -162,12 +161,12 @@ def reduce(
         narrowing, more = _narrowing(model, every, ranks, lossless, steps)
         steps += more
         writing |= {"drop": narrowing.drop, "shapes": narrowing.shapes, "added": narrowing.added}
-    way = Way(steps)
-    layout = prepare(model, way.touches - writing.get("drop", set()), out, **writing)
+    path = orbit.Path(steps)
+    layout = prepare(model, path.touches - writing.get("drop", set()), out, **writing)
 
     first = second = None
     if not dry_run:
-        tensors = moved(model, way, track)
+        tensors = moved(model, path, track)
         card = _card(model, layout.out.name, vo, qk, text is not None, form)
         if narrowing is None:
             write(layout, tensors, card=card)
@@ -244,12 +243,12 @@ def _narrowing(
     model: Opened, every: Sequence[Circuits], ranks: Sequence[int], pivoted: bool, steps: Sequence[Step]
 ) -> tuple[Narrowing, list[Step]]:
     """What changes its shape, and the last steps of values that are stored without their identity."""
-    layers, more, way = [], [], Way(steps)
+    layers, more, path = [], [], orbit.Path(steps)
     for each, rank in zip(every, ranks, strict=True):
         a, found = each.attention, None
         if pivoted:
             names = tuple(dict.fromkeys((a.v.weight.name, a.o.weight.name)))
-            found = pivot(a, rank, way.move(names, model.load))
+            found = pivot(a, rank, path.move(names, model.load))
         if found is not None:
             more.append(found[0])
         layers.append(Narrow(a, rank, None if found is None else found[1]))

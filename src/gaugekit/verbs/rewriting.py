@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gaugekit.checkpoint import Checkpoint, open_checkpoint
 from gaugekit.checkpoint.writer import Plan, plan, write
+from gaugekit.errors import CheckpointError
 from gaugekit.models import Spec, read_spec
 from gaugekit.models.view import View
 from gaugekit.symmetry import Observable, Symmetries, Symmetry, derive
@@ -72,6 +73,18 @@ def without_zeros(
         else:
             kept.append(symmetry)
     return tuple(kept), tuple(skipped)
+
+
+def require_fitting_heads(model: Opened) -> None:
+    """Raise `CheckpointError` where heads for other tasks read states whose coordinates are free to change."""
+    if model.symmetries.observable != "similarities":
+        return
+    heads = [dead.view.name for dead in model.spec.dead if dead.reason.startswith("task head")]
+    if heads:
+        raise CheckpointError(
+            f"{model.checkpoint.path}: {heads[0]} belongs to a head for another task, which reads coordinates of the "
+            "last states; --observable similarities lets these change: use --observable hidden, or remove the head"
+        )
 
 
 def prepare(model: Opened, touches: Iterable[str], out: str | PathLike[str], **options: Any) -> Plan:

@@ -18,7 +18,7 @@ from gaugekit.symmetry.orbit import Path, Step, constantless, shifted_by_kernel
 from gaugekit.symmetry.stream import Frame
 from gaugekit.symmetry.units import ActivationScale
 from gaugekit.verbs.inspect import Track, untracked
-from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, opened, prepare, without_zeros
+from gaugekit.verbs.rewriting import Opened, Skipped, carry_out, opened, prepare, require_fitting_heads, without_zeros
 
 PARTS: tuple[Part, ...] = get_args(Part)
 # Where the rules may have said why a part is trivial.
@@ -81,6 +81,7 @@ def scramble(
         raise GaugekitError(f"{reference}: nothing to move: {_why_not(model, only, skipped)}")
     generator = torch.Generator().manual_seed(seed)
     path = Path([Step(symmetry, symmetry.sample(generator, condition)) for symmetry in acting])
+    require_fitting_heads(model)
     layout = prepare(model, path.touches, out, max_shard_size=max_shard_size, dtype=dtype, overwrite=overwrite)
     card = (
         f"# {layout.out.name}\n\nThe same function as `{model.checkpoint.path.name}`, at another place of its symmetry "
