@@ -6,8 +6,6 @@ stdout carries the result and nothing else; everything a person is told meanwhil
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import sys
 import traceback
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import typer
 
+from gaugekit.documents import strict_json
 from gaugekit.errors import GaugekitError
 from gaugekit.report.text import plain
 
@@ -78,22 +77,6 @@ def emit_rich(renderable: RenderableType) -> None:
 def emit_json(document: dict[str, Any]) -> None:
     """The result as one strict JSON document on a line of its own."""
     emit(strict_json(document) + "\n")
-
-
-def strict_json(document: dict[str, Any]) -> str:
-    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
-    try:
-        return json.dumps(document, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(document), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Drawn(io.TextIOWrapper):

@@ -15,6 +15,7 @@ from gaugekit.cli.common import BAD_INPUT, EXIT_CODES, emit, tell
 from gaugekit.cli.compare import compare
 from gaugekit.cli.fingerprint import fingerprint
 from gaugekit.cli.inspect import inspect
+from gaugekit.cli.lab import lab
 from gaugekit.cli.merge import merge
 from gaugekit.cli.probe import probe
 from gaugekit.cli.reduce import reduce
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, align, merge, reduce, probe, train):
+for command in (inspect, scramble, verify, canonicalize, compare, fingerprint, align, merge, reduce, probe, train, lab):
     app.command(epilog=EXIT_CODES)(command)
 app.add_typer(study, name="study")
 

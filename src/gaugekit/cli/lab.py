@@ -1,0 +1,68 @@
+"""`gaugekit lab`: the geometry and the symmetries, to be dragged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaugekit.cli.common import emit, progress, reporting_errors, tell
+from gaugekit.cli.options import Debug
+
+
+def lab(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            show_default=False,
+            help=r"A directory, a .gguf file, or a hub id (org/name\[@revision]) in the local cache, to be shown too.",
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="Also probe MODEL on this text, which takes minutes.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="OTHER", help="Also compare MODEL with this one.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0: any that is free.")] = 8417,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="DIR", help="Write the page as files that any web server can host, and end."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DIR if it is an earlier export.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Open a local page on which norms, frames and heads can be dragged, with the reports of MODEL if one is given.
+
+    It is served on this machine alone, and asks for nothing from elsewhere. Ctrl-C ends it.
+    """
+    with reporting_errors(debug):
+        if model is None and (text is not None or compare is not None):
+            raise typer.BadParameter("--text and --compare are about a model: name one")
+
+        from gaugekit.lab.model import reports_of
+        from gaugekit.lab.reports import Reports
+
+        with progress() as track:
+            reports = Reports() if model is None else reports_of(model, text=text, other=compare, track=track)
+            if export is not None:
+                from gaugekit.lab.export import export as write
+
+                reports.make_all()
+                write(reports, export, overwrite=overwrite)
+                emit(f"{export}\n")
+                return
+
+            from gaugekit.lab.server import listen, serve
+
+            def started(address: str) -> None:
+                tell(f"the lab is at {address} (Ctrl-C ends it)")
+                if open_page:
+                    import webbrowser
+
+                    webbrowser.open(address)
+
+            serve(reports, listen(port), started)

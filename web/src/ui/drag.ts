@@ -1,0 +1,58 @@
+// Dragging with a pointer or with arrow keys, in the coordinates of what is drawn.
+import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
+
+interface Handlers {
+  onPointerDown(event: TargetedPointerEvent<SVGElement>): void;
+  onKeyDown(event: TargetedKeyboardEvent<SVGElement>): void;
+}
+
+/** From the page to the coordinates of the drawing in which an element lies. */
+export function placeIn(svg: SVGSVGElement, event: PointerEvent): [number, number] {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM()!.inverse());
+  return [point.x, point.y];
+}
+
+interface Moves {
+  start?(): void;
+  /** To a place in the drawing (units of its viewBox, y downwards), and how far from where the drag began. */
+  to(x: number, y: number, dx: number, dy: number): void;
+  /** By keys: steps to the right and up; with Shift ten at a time. */
+  by?(right: number, up: number): void;
+}
+
+/** Properties that make an SVG element draggable. */
+export function draggable(moves: Moves): Handlers {
+  return {
+    onPointerDown(event) {
+      if (event.button !== 0) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const element = event.currentTarget;
+      const svg = element instanceof SVGSVGElement ? element : element.ownerSVGElement!;
+      element.setPointerCapture(event.pointerId);
+      element.focus({ preventScroll: true });
+      const [x0, y0] = placeIn(svg, event);
+      moves.start?.();
+      const move = (now: PointerEvent) => {
+        const [x, y] = placeIn(svg, now);
+        moves.to(x, y, x - x0, y - y0);
+      };
+      const end = () => {
+        element.removeEventListener("pointermove", move as EventListener);
+        element.removeEventListener("pointerup", end);
+        element.removeEventListener("pointercancel", end);
+      };
+      element.addEventListener("pointermove", move as EventListener);
+      element.addEventListener("pointerup", end);
+      element.addEventListener("pointercancel", end);
+    },
+    onKeyDown(event) {
+      const step = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+      if (!step || !moves.by) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const many = event.shiftKey ? 10 : 1;
+      moves.by(many * step[0]!, many * step[1]!);
+    },
+  };
+}
