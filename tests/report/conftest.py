@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,9 +9,6 @@ import pytest
 
 from gaugekit.symmetry import Blocked
 from gaugekit.verbs.inspect import DeadRow, HeadRow, InspectReport, LayerRow, NormRow, SymmetryRow
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 def head(
@@ -122,15 +117,3 @@ def hostile(report: InspectReport) -> InspectReport:
         blocked=(Blocked(name, name, (name,)),),
         norms=(norm(name),),
     )
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine to show the page in")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()

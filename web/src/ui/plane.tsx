@@ -116,7 +116,7 @@ export function Handle({ label, at, step = 0.05, colour = "orange", move }: Hand
       cx={x(at[0]!)}
       cy={y(at[1]!)}
       r={9}
-      tabIndex={0}
+      tabindex={0}
       role="slider"
       aria-label={`${label}: arrow keys move it`}
       aria-valuenow={at[0]}

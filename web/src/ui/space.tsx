@@ -37,7 +37,7 @@ export function Space({ label, reach, turn = [35, 25], children }: Props) {
         class="background"
         width={SIZE}
         height={SIZE}
-        tabIndex={0}
+        tabindex={0}
         role="slider"
         aria-label="The view: arrow keys turn it"
         aria-valuenow={Math.round(yaw)}
@@ -187,7 +187,7 @@ export function Handle3({ label, at, step = 0.05, colour = "orange", move }: Han
       cx={x}
       cy={y}
       r={9}
-      tabIndex={0}
+      tabindex={0}
       role="slider"
       aria-label={`${label}: arrow keys move it, Page Up and Page Down along the line of sight`}
       aria-valuenow={norm(at)}

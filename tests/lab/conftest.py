@@ -1,0 +1,70 @@
+"""A lab that runs, and a page that opens it and keeps what it hears."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gaugekit.lab.app import application
+from gaugekit.lab.reports import Reports
+from gaugekit.lab.server import listen
+
+
+@contextmanager
+def running(reports: Reports) -> Iterator[str]:
+    """The address of a lab in a thread of this process."""
+    bound = listen(0)
+    server = uvicorn.Server(uvicorn.Config(application(reports), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    bound.close()
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[str]:
+    """Without a model."""
+    with running(Reports()) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[[Reports], Any]:
+    """`running`, for reports of one's own."""
+    return running
+
+
+class Heard:
+    """Pages of a browser, all that they asked for and all that they complained of."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self.pages: list[Any] = []
+
+    def open(self, address: str, width: int = 1280, **options: Any) -> Any:
+        page = self._browser.new_page(viewport={"width": width, "height": 800 if width > 600 else 844}, **options)
+        page.on("request", lambda each: self.asked.append(each.url))
+        page.on("console", lambda each: self.said.append(f"{each.type}: {each.text}"))
+        page.on("pageerror", lambda each: self.said.append(str(each)))
+        self.pages.append(page)
+        page.goto(address)
+        return page
+
+
+@pytest.fixture
+def heard(browser: Any) -> Iterator[Heard]:
+    """What a page says on the console is a failure, unless a test takes it out of `said`."""
+    found = Heard(browser)
+    yield found
+    for page in found.pages:
+        page.close()
+    assert found.said == []
