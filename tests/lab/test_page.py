@@ -59,7 +59,7 @@ def test_the_rooms_of_the_page(lab: str, heard: Any) -> None:
         links.nth(i).click()
         title = links.nth(i).inner_text()
         page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
-        assert page.title() == f"{title} · gaugekit lab"
+        page.wait_for_function("title => document.title == title", arg=f"{title} · gaugekit lab", timeout=2000)
         if i:  # a screen reader goes on from there
             page.wait_for_function("document.activeElement.tagName == 'H1'", timeout=2000)
     assert all(url.startswith(lab) for url in heard.asked)

@@ -54,12 +54,12 @@ export const sphere = room<State, Numbers>({
   ),
   source: "Zhang & Sennrich 2019 (RMSNorm); Gupta et al. 2024; Zhu et al. 2025 (DyT); gaugekit.geometry.normalization",
   numbers,
-  rows: (n, { norm: kind, affine }) => [
+  rows: (n, { norm: kind, affine, eps }) => [
     { label: "length of x", value: n.length_in },
-    { label: "without its mean, P x", value: n.projected },
+    { label: "without its mean, P x", value: n.projected, digits: 3 },
     { label: "length of P x", value: n.length_projected },
-    { label: "output y", value: n.output },
-    { label: "length of y", value: n.length_out },
+    { label: "output y", value: n.output, digits: 3 },
+    { label: "length of y", value: n.length_out, invariant: (kind === "layer" || kind === "rms") && affine === "off" && eps === 0 },
     { label: "mean of y", value: n.mean_out, invariant: kind === "layer" && affine === "off" },
     { label: "angle from x to y (°)", value: n.turned, invariant: kind === "rms" && affine === "off" },
   ],
@@ -69,7 +69,7 @@ export const sphere = room<State, Numbers>({
     const ring = circle(ONES, Math.sqrt(3));
     return (
       <>
-        <Space label="A vector in space, the plane of mean zero and the sphere of radius √3" reach={REACH} turn={[12, 18]}>
+        <Space label="A vector in space, the plane of mean zero and the sphere of radius √3" reach={REACH} turn={[-28, 16]}>
           <Axes reach={3} />
           {state.norm === "layer" && <PlanePatch axis={ONES} size={2.1} colour="blue" />}
           {(state.norm === "layer" || state.norm === "rms") && <Sphere radius={Math.sqrt(3)} />}

@@ -51,7 +51,7 @@ def numbers(state: State) -> dict[str, object]:
 SPHERE = Room(
     "sphere",
     {
-        "x": Vector((1.4, -0.6, 1.9), -3.0, 3.0),
+        "x": Vector((2.6, -0.8, 2.4), -3.0, 3.0),
         "norm": Choice("layer", NORMS),
         "eps": Number(0.0, 0.0, 10.0),
         "alpha": Number(0.5, 0.1, 3.0),
