@@ -1,9 +1,9 @@
-"""How soon the lab's page is seen, and how large it is; against the page of `gaugekit inspect --html`, which holds plotly.
+"""How soon the lab's page is seen, and how large it is; against the page of `gaugekit inspect --html` with plotly.
 
     python benchmarks/bench_lab.py [--tries 5]
 
-First contentful paint as Chromium reports it, in a new profile each time, of the page that the package brings, served by
-the lab; and until the page computes (the numbers of a room stand there). The other page is opened from disk.
+First contentful paint as Chromium reports it, in a new profile each time, of the page that the package brings, served
+by the lab; and until the page computes (the numbers of a room stand there). The other page is opened from disk.
 """
 
 from __future__ import annotations
