@@ -9,13 +9,16 @@ export function print(x: number, digits = 4): string {
   let text: string;
   if (size < 1e-3 || size >= 1e6) {
     const [mantissa, power] = x.toExponential(digits - 1).split("e");
-    text = `${mantissa} · 10${superscript(Number(power))}`;
+    text = `${mantissa}\u00a0·\u00a010${superscript(Number(power))}`;
   } else {
     text = x.toPrecision(digits);
     if (text.includes("e")) text = String(Number(text));
   }
   return text.replace("-", "−");
 }
+
+/** Two digits behind the point, for tables of which all entries are near 1. */
+export const short = (x: number): string => (Math.abs(x) < 0.005 ? "0.00" : x.toFixed(2).replace("-", "−"));
 
 export function printed(value: number | number[] | string, digits?: number): string {
   if (typeof value === "string") return value;

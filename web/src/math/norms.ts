@@ -1,5 +1,5 @@
 // The norms as the browser computes them while a hand drags; gaugekit.geometry.normalization says what they are.
-import { mean, minus, times, type Vector } from "./linear";
+import { type Matrix, mean, minus, sum, times, type Vector } from "./linear";
 
 export type Norm = "layer" | "rms" | "dyt" | "derf" | "none";
 
@@ -11,9 +11,12 @@ export const NORMS: Record<Norm, string> = {
   none: "none",
 };
 
+/** Without its mean; of equal entries exactly zero, for which the mean must not be rounded past them. */
 export const centred = (x: Vector): Vector => {
-  const m = mean(x);
-  return x.map((v) => v - m);
+  const m = Math.min(Math.max(...x), Math.max(Math.min(...x), sum(x.map((v) => v / x.length))));
+  const y = x.map((v) => v - m);
+  const rest = mean(y);
+  return y.map((v) => v - rest);
 };
 
 export const rms = (x: Vector, eps = 0): number => Math.sqrt(mean(x.map((v) => v * v)) + eps);
@@ -26,6 +29,16 @@ export function normalize(kind: Norm, x: Vector, eps: number, alpha: number): Ve
   const y = kind === "layer" ? centred(x) : x;
   const size = rms(y, eps);
   return size ? times(1 / size, y) : minus(y, y);
+}
+
+/** ∂y/∂x of LayerNorm or RMSNorm without affine part; zero where the norm is of nothing. */
+export function jacobian(kind: "layer" | "rms", x: Vector, eps: number): Matrix {
+  const y = kind === "layer" ? centred(x) : x;
+  const size = rms(y, eps);
+  const d = x.length;
+  if (!size) return x.map(() => x.map(() => 0));
+  const n = times(1 / size, y);
+  return n.map((a, i) => n.map((b, j) => (+(i === j) - (kind === "layer" ? 1 / d : 0) - (a * b) / d) / size));
 }
 
 /** The error function to double precision: its power series near zero, and the continued fraction of erfc far away. */

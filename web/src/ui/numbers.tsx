@@ -1,4 +1,4 @@
-import { printed } from "../format";
+import { printed, short } from "../format";
 import type { Row } from "../room";
 
 /** The numbers of a room. Those that nothing changes are marked. */
@@ -27,20 +27,19 @@ interface MatrixProps {
   label: string;
   value: number[][];
   invariant?: boolean;
-  digits?: number;
   rowNames?: string[];
   columnNames?: string[];
 }
 
-/** A small matrix, its entries tinted by sign and size. */
-export function MatrixTable({ label, value, invariant, digits = 3, rowNames, columnNames }: MatrixProps) {
+/** A small matrix, its entries tinted by sign and size. `invariant`: dragging leaves it as it is. */
+export function MatrixTable({ label, value, invariant, rowNames, columnNames }: MatrixProps) {
   const top = Math.max(1e-12, ...value.flat().map(Math.abs));
   const tint = (x: number) => ({ "--tint": `${Math.round((60 * Math.abs(x)) / top)}%` });
   return (
     <table class={invariant ? "matrix invariant" : "matrix"}>
       <caption>
         {label}
-        {invariant && <span class="tag">does not change</span>}
+        {invariant && <span class="tag">stays</span>}
       </caption>
       {columnNames && (
         <thead>
@@ -66,7 +65,7 @@ export function MatrixTable({ label, value, invariant, digits = 3, rowNames, col
                 data-number={`${label} ${i},${j}`}
                 data-invariant={invariant ? "" : undefined}
               >
-                {printed(x, digits)}
+                {short(x)}
               </td>
             ))}
           </tr>

@@ -1,0 +1,147 @@
+import { eigh, minus, norm, plus, product, times, transpose, type Matrix } from "../math/linear";
+import { given, room } from "../room";
+import { MatrixTable } from "../ui/numbers";
+import { Arrow, Dot, Handle, Plane, usePlane } from "../ui/plane";
+import { Slider } from "../ui/slider";
+
+type State = { theta: number; gap: number };
+type Numbers = {
+  states: Matrix;
+  weight: Matrix;
+  gram: Matrix;
+  output: Matrix;
+  singular: number[];
+  dressed: Matrix;
+  nudged: Matrix;
+  moved: number;
+  tied: number;
+};
+
+const G = given<{ left: Matrix; right: Matrix; weight: Matrix; nudge: Matrix; largest: number }>("frame");
+const NEAR = Math.sqrt(2 ** -52); // entries that share the largest size, as gaugekit.geometry.dressing has it
+const TIE = 1e-8;
+
+/** X̂ = U Σ of X = U Σ Vᵀ, in every column the first of the largest entries positive. */
+function dress(x: Matrix): Matrix {
+  const frame = eigh(product(transpose(x), x)).vectors;
+  const states = product(x, transpose(frame));
+  const signs = transpose(states).map((column) => {
+    const top = Math.max(...column.map(Math.abs));
+    return Math.sign(column.find((v) => Math.abs(v) >= top * (1 - NEAR))!);
+  });
+  return states.map((row) => row.map((v, j) => v * signs[j]!));
+}
+
+function numbers({ theta, gap }: State): Numbers {
+  const t = (theta * Math.PI) / 180;
+  const back = [
+    [Math.cos(t), Math.sin(t)],
+    [-Math.sin(t), Math.cos(t)],
+  ]; // transposed: rows are turned
+  const sizes = [G.largest, G.largest - gap];
+  const states = product(product(G.left.map((row) => row.map((v, j) => v * sizes[j]!)), G.right), back);
+  const weight = product(G.weight, back);
+  const nudge = product(G.nudge, back);
+  const dressed = dress(states);
+  const nudged = dress(plus(states, nudge));
+  return {
+    states,
+    weight,
+    gram: product(states, transpose(states)),
+    output: product(states, transpose(weight)).map((row) => row.map(Math.tanh)),
+    singular: sizes,
+    dressed,
+    nudged,
+    moved: norm(nudged.flatMap((row, i) => minus(row, dressed[i]!))) / norm(nudge.flat()),
+    tied: gap < TIE ? 1 : 0,
+  };
+}
+
+const REACH = 2.6;
+const NAMES = "abcd";
+
+function Tokens({ at, nudged }: { at: Matrix; nudged?: Matrix }) {
+  return (
+    <g>
+      {at.map((x, i) => (
+        <g key={i}>
+          {nudged && <Arrow from={x} to={nudged[i]!} colour="red" />}
+          <Dot at={x} colour="blue" label={NAMES[i]!} />
+        </g>
+      ))}
+    </g>
+  );
+}
+
+/** The two axes of the frame as it was. */
+function Turned({ theta }: { theta: number }) {
+  const { x, y } = usePlane();
+  const t = (theta * Math.PI) / 180;
+  return (
+    <g class="axis" aria-hidden="true">
+      {[t, t + Math.PI / 2].map((a) => (
+        <line key={a} x1={x(-9 * Math.cos(a))} y1={y(-9 * Math.sin(a))} x2={x(9 * Math.cos(a))} y2={y(9 * Math.sin(a))} />
+      ))}
+      <circle class="outline stroke-grey" cx={x(0)} cy={y(0)} r={x(2) - x(0)} />
+    </g>
+  );
+}
+
+export const frame = room<State, Numbers>({
+  name: "frame",
+  title: "Turn the frame",
+  text: (
+    <>
+      Turn the residual stream and with it every weight that reads it: states and weights become others, but the Gram matrix
+      X Xᵀ and what is computed stay. Dressing writes the states in axes of their own, the same from every frame, until two
+      singular values meet: then a nudge turns them as far as it likes.
+    </>
+  ),
+  source: "François & Ravera, arXiv 2602.18948; gaugekit.geometry.dressing",
+  numbers,
+  rows: (n) => [
+    { label: "singular values of X", value: n.singular, digits: 3 },
+    { label: "X̂ moves, by the nudge’s length", value: n.moved },
+    { label: "X̂ of token a", value: n.dressed[0]!, digits: 3 },
+  ],
+  View: ({ state, numbers: n, set }) => {
+    const t = (state.theta * Math.PI) / 180;
+    const rows = ["a", "b", "c", "d"];
+    return (
+      <>
+        <div class="side small">
+          <figure class="plain">
+            <figcaption>States X: drag their frame round</figcaption>
+            <Plane label="Four tokens in the frame of the stream" reach={REACH} grid={false}>
+              <Turned theta={state.theta} />
+              <Tokens at={n.states} />
+              <Arrow to={times(2, [Math.cos(t), Math.sin(t)])} colour="orange" />
+              <Handle
+                label="The frame’s first axis"
+                at={times(2, [Math.cos(t), Math.sin(t)])}
+                move={([x, y]) => set({ theta: (Math.atan2(y, x) * 180) / Math.PI })}
+              />
+            </Plane>
+          </figure>
+          <figure class="plain">
+            <figcaption>Dressed X̂, and where a nudge takes it</figcaption>
+            <Plane label="The tokens in axes of their own, and behind a nudge" reach={REACH} grid={false}>
+              <Turned theta={0} />
+              <Tokens at={n.dressed} nudged={n.nudged} />
+            </Plane>
+          </figure>
+        </div>
+        <div class="controls">
+          <Slider label="frame (°)" value={state.theta} low={-180} high={180} step={1} set={(theta) => set({ theta })} />
+          <Slider label="gap of the singular values" value={state.gap} low={0.01} high={2} set={(gap) => set({ gap })} />
+        </div>
+        <div class="matrices">
+          <MatrixTable label="X" value={n.states} rowNames={rows} />
+          <MatrixTable label="W" value={n.weight} />
+          <MatrixTable label="X Xᵀ" value={n.gram} invariant rowNames={rows} />
+          <MatrixTable label="tanh(X Wᵀ)" value={n.output} invariant rowNames={rows} />
+        </div>
+      </>
+    );
+  },
+});
