@@ -22,10 +22,12 @@ def running(reports: Reports) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(application(reports), log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
-    bound.close()
+    try:
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        bound.close()
 
 
 @pytest.fixture(scope="session")

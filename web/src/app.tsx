@@ -135,6 +135,8 @@ function RoomPage({ room, query, live, heading }: RoomProps) {
   }, [query]);
   useEffect(() => {
     const timer = setTimeout(() => {
+      // A click may have led elsewhere already, though this room has not gone yet.
+      if (location.hash && placeOf(location.hash).name !== room.name) return;
       const next = address(room.name, state);
       written.current = next.split("?")[1] ?? "";
       if (next !== location.hash) history.replaceState(null, "", next);

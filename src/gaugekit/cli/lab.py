@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gaugekit.cli.common import emit, progress, reporting_errors, tell
+from gaugekit.cli.common import BadOption, emit, progress, reporting_errors, tell
 from gaugekit.cli.options import Debug
 
 
@@ -23,6 +23,15 @@ def lab(
     text: Annotated[
         Path | None, typer.Option("--text", metavar="FILE", help="Also probe MODEL on this text, which takes minutes.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="PATH", show_default="MODEL's own", help="A directory, tokenizer.json or .gguf file."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, metavar="N", help="Where to stop reading; 0: at the end of the text.")
+    ] = 4096,
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="OTHER", help="Also compare MODEL with this one.")
     ] = None,
@@ -40,14 +49,18 @@ def lab(
     It is served on this machine alone, and asks for nothing from elsewhere. Ctrl-C ends it.
     """
     with reporting_errors(debug):
-        if model is None and (text is not None or compare is not None):
-            raise typer.BadParameter("--text and --compare are about a model: name one")
+        if model is None and not (text is compare is None):
+            raise BadOption("--text and --compare are about a model: name one")
 
-        from gaugekit.lab.model import reports_of
         from gaugekit.lab.reports import Reports
 
         with progress() as track:
-            reports = Reports() if model is None else reports_of(model, text=text, other=compare, track=track)
+            reports = Reports()
+            if model is not None:
+                from gaugekit.lab.model import Reading, reports_of
+
+                reading = None if text is None else Reading(text, max_tokens or None, tokenizer)
+                reports = reports_of(model, reading=reading, other=compare, track=track)
             if export is not None:
                 from gaugekit.lab.export import export as write
 
