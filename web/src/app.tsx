@@ -106,7 +106,7 @@ function Theme() {
     <label class="theme">
       <span class="hidden">Colours</span>
       <select value={scheme} onChange={(event) => set(event.currentTarget.value as Scheme)}>
-        <option value="system">as the system</option>
+        <option value="system">system colours</option>
         <option value="light">light</option>
         <option value="dark">dark</option>
       </select>

@@ -53,7 +53,7 @@ export const fingerprint = room<State, Numbers>({
       its γ up to a factor; RMSNorm leaves no such trace.
     </>
   ),
-  source: "Shirodkar & Narayanan; gaugekit.geometry.ellipsoid",
+  source: "Shirodkar & Narayanan, arXiv 2606.19491; gaugekit.geometry.ellipsoid",
   numbers,
   rows: (n, { norm: kind }) => [
     { label: "eigenvalues of the covariance", value: n.eigenvalues, digits: 3 },

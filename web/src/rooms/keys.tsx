@@ -113,7 +113,7 @@ export const keys = room<State, Numbers>({
       query along 1 attends to all alike.
     </>
   ),
-  source: "Brody, Alon & Yahav 2023; gaugekit.geometry.keys",
+  source: "Brody, Alon & Yahav, arXiv 2305.02582; gaugekit.geometry.keys",
   numbers,
   rows: (n) => [
     { label: "winner", value: NAMES[n.winner]! },
