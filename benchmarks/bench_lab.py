@@ -48,7 +48,7 @@ def seconds(playwright: Any, address: str, ready: str) -> tuple[float, float]:
 
 def inspected(folder: Path) -> Path:
     """The page of a report on a small model."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 100, "num_hidden_layers": 4}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 100, "num_hidden_layers": 4}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=4))
     model.save_pretrained(folder / "model")
     write_html(inspect(folder / "model"), folder / "inspect.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ __all__ = ["HEAD"]
 WIDTH, RANK, TOKENS = 3, 2, 3
 NAMES = ("q", "k", "v", "o")  # W_Q, W_K, W_V (RANK, WIDTH), and W_O in rows, (RANK, WIDTH) too
 OPTIMIZERS = ("sgd", "adam", "quotient")
-Weights = dict[str, Tensor]
+Weights = Mapping[str, Tensor]
 
 
 def fixed() -> dict[str, Tensor]:
@@ -35,8 +36,7 @@ def fixed() -> dict[str, Tensor]:
 
 def moved(weights: Weights, s: Tensor) -> Weights:
     """Both circuits of the head moved by S (RANK, RANK): W_V → S W_V, W_O → W_O S⁻¹; W_Q → S W_Q, W_K → S⁻ᵀ W_K."""
-    views = {name: Linear(View(name, (1, RANK, WIDTH))) for name in NAMES}
-    attention = Attention(**views)
+    attention = Attention(*(Linear(View(name, (1, RANK, WIDTH))) for name in NAMES))
     tensors = {name: weight.unsqueeze(0) for name, weight in weights.items()}
     for symmetry in (ValueOutput("head", attention), QueryKey("head", attention)):
         tensors |= symmetry.act(tensors, s.unsqueeze(0))
@@ -51,7 +51,7 @@ def forward(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     return attention, attention @ (x @ weights["v"].mT) @ weights["o"]
 
 
-def loss_of(weights: Weights, given: dict[str, Tensor]) -> Tensor:
+def loss_of(weights: Weights, given: Weights) -> Tensor:
     return (forward(weights, given["x"])[1] - given["target"]).square().sum() / (2 * TOKENS)
 
 
@@ -60,7 +60,7 @@ def products(weights: Weights) -> tuple[Tensor, Tensor]:
     return weights["q"].mT @ weights["k"], weights["o"].mT @ weights["v"]
 
 
-def stepped(weights: Weights, given: dict[str, Tensor], optimizer: str, lr: float) -> Weights:
+def stepped(weights: Weights, given: Weights, optimizer: str, lr: float) -> Weights:
     """The weights behind one step."""
     parameters = {name: torch.nn.Parameter(weights[name].clone()) for name in NAMES}
     every: Any = list(parameters.values())
