@@ -119,6 +119,25 @@ def test_lossless_keeps_a_layer_whose_values_cannot_be_pivoted(tmp_path: Path) -
     torch.testing.assert_close(logits(tmp_path / "r", ids), logits(a, ids), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["v", "o"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_lossless_with_an_attention_that_writes_nothing(kind: str, side: str, tmp_path: Path) -> None:
+    """Layers that are added to a model begin with outputs of zero; one dimension stays, and the result loads."""
+    tiny = Tiny(Case(kind, SMALLER[kind]), eps=1e-5)
+    theta = tiny.theta.clone()
+    _, _, one, _ = next(tiny.spec.attentions())
+    for view in (getattr(one, side).weight, getattr(one, side).bias if side == "v" else None):
+        if view is not None:
+            theta[view.window(tiny.index[view.name]).reshape(-1)] = 0.0
+    a = written(tiny, tmp_path / "a", theta)
+    report = reduce(a, tmp_path / "r", lossless=True)
+    assert report.layers[0].vo == (1,) * one.kv_heads
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "r")
+    assert config.value_dims == [1, one.head_dim] and config.pivoted_values == [False, True]
+    ids = tokens(20, 3, 12)
+    torch.testing.assert_close(logits(tmp_path / "r", ids), logits(a, ids), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_keeping_all_changes_nothing(kind: str, tmp_path: Path) -> None:
     _, a = made(Case(kind, SMALLER[kind]), tmp_path)

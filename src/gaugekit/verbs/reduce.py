@@ -231,10 +231,13 @@ def _require_possible(model: Opened, every: Sequence[Circuits], qk: bool, form: 
 
 
 def _above_rounding(cuts: Sequence[Cut]) -> list[Kept]:
-    """For every head of a layer as many dimensions as one of them has."""
+    """For every head of a layer as many dimensions as one of them has; one where none has any, since a value head
+    without dimensions cannot be loaded."""
 
     def most(mask: Tensor) -> Tensor:
-        return mask.any(0).expand(mask.shape)
+        stays = mask.any(0)
+        stays[..., 0] |= ~stays.any()
+        return stays.expand(mask.shape)
 
     return [tuple(most(mask) for mask in masks) for masks in above_rounding(cuts)]
 
