@@ -223,6 +223,7 @@ def test_refused_before_any_work(options: dict[str, Any], words: str, tmp_path: 
         (Case("qwen3", SMALLER["qwen3"]), {"qk": 0.5}, "norms queries and keys"),
         (Case("gpt_neox", neox_like(vocab_size=30)), {"vo": 0.5, "form": "smaller"}, "gpt_neox has no class"),
         (Case("gpt_neox", neox_like(vocab_size=30)), {"lossless": True}, "use --form same"),
+        (Case("llama", SMALLER["llama"], "hidden"), {"lossless": True}, "a: has no language-model head.*--form same$"),
         (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "eval_text": "text"}, "predicts nothing"),
         (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "text": "text"}, "^vit reads no text: give a model of text$"),
     ],
