@@ -181,6 +181,15 @@ def test_held_out_text(tmp_path: Path) -> None:
         assert min(reading.reading, reading.writing) > 0
 
 
+def test_held_out_text_of_a_model_without_fused_attention(tmp_path: Path) -> None:
+    """Scores under a softcap."""
+    _, a = made(Case("gemma2", llama_like(**WIDE, vocab_size=20)), tmp_path)
+    text = prose(tmp_path / "text.txt", 20, 100)
+    report = reduce(a, tmp_path / "r", vo=1.0, eval_text=text, length=10)
+    assert report.before is not None and report.after is not None
+    assert report.after.nats == pytest.approx(report.before.nats, abs=1e-5)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------
 
 
