@@ -126,9 +126,9 @@ def reduce(
     _require_sense(vo, qk, lossless, form, text is not None, dry_run and eval_text is not None)
     model = opened(reference, None, revision)
     every = list(circuits(model.spec, model.symmetries.observable))
-    _require_possible(model, every, qk is not None, form, eval_text is not None)
     writing: dict[str, Any] = {"max_shard_size": max_shard_size, "dtype": dtype, "overwrite": overwrite}
     prepare(model, (), out, **writing)  # what cannot be written is refused before anything is computed
+    _require_possible(model, every, qk is not None, form, eval_text is not None)
     read = None if tokenizer is None else Path(tokenizer)
     rows, held_out = (
         () if file is None else text_batches(model.checkpoint, model.spec, Path(file), length, ROWS, tokens, read)
