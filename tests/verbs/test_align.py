@@ -21,6 +21,7 @@ from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import GaugekitError
 from gaugekit.symmetry.orbit import pieces, shifted_by_kernel
 from gaugekit.verbs.align import align
+from gaugekit.verbs.reduce import reduce
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
 
@@ -441,6 +442,8 @@ def test_gguf(tmp_path: Path) -> None:
             align(reference, b, tmp_path / "d", **options)
     with pytest.raises(GaugekitError, match="GGUF files are read only; convert with transformers first"):
         align(b, reference, tmp_path / "d")
+    with pytest.raises(GaugekitError, match="GGUF files are read only; convert with transformers first"):
+        reduce(reference, tmp_path / "d", lossless=True)
     assert not (tmp_path / "d").exists()
 
 

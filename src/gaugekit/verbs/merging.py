@@ -28,6 +28,7 @@ Method = Literal["linear", "slerp", "task_arithmetic", "ties", "dare_linear", "d
 
 COLLINEAR = 0.9995  # cosine from which a great circle is as good as straight, and its formula loses digits
 NO_DIRECTION = 1e-8  # a tensor shorter than this is taken as it is
+CANCELLED = 1e-8  # of the sizes of weights: a sum of some of them below that is zero
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def task_arithmetic(settings: Settings, name: str, base: Tensor, others: Sequenc
         mixed += delta * agrees
         divisor += weight * agrees
     if settings.normalize:
-        mixed /= torch.where(divisor == 0, 1.0, divisor)
+        # 0.1 + 0.2 - 0.3 is zero but for rounding.
+        nothing = CANCELLED * sum(map(abs, settings.weights))
+        mixed /= torch.where(divisor.abs() <= nothing, 1.0, divisor)
     return base + settings.scale * mixed
 
 
