@@ -206,6 +206,17 @@ def test_dtypes_and_shards(save: Save, tmp_path: Path) -> None:
     assert all(torch.equal(narrow[name], value.bfloat16()) for name, value in wide.items())
 
 
+def test_weights_beyond_all_numbers(save: Save, tmp_path: Path) -> None:
+    """An infinity that only arithmetic made is not written, whatever the dtype of the files."""
+    case = Case("llama", llama_like())
+    for seed, name in enumerate("ab"):
+        save(Tiny(case, seed=seed), name)
+    recipe = RECIPES["task_arithmetic"].replace("0.7", "1e300, lambda: 1e300") + "align: none\n"
+    with pytest.raises(GaugekitError, match=r"recipe.yaml: the weights are too large, .* is infinite$"):
+        merged(tmp_path, recipe)
+    assert not (tmp_path / "out").exists()
+
+
 def test_drops_do_not_depend_on_files(save: Save, tmp_path: Path) -> None:
     case = Case("llama", llama_like())
     for seed, name in enumerate("ab"):

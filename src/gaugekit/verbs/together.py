@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gaugekit.checkpoint.writer import Plan
+from gaugekit.errors import GaugekitError
 from gaugekit.models import Spec
 from gaugekit.symmetry.orbit import pieces
 from gaugekit.verbs.aligning import Alignment, align_models
@@ -72,8 +73,10 @@ class Models:
             ours = {name: self.reference.load(name).double() for name in names}
             rest = [load(names) for load in theirs]
             for name in names:
-                mixed = {name: mix(name, ours[name], [each[name] for each in rest])}
-                yield from with_copies(self.reference, mixed)
+                mixed = mix(name, ours[name], [each[name] for each in rest])
+                if not mixed.isfinite().all():
+                    raise GaugekitError(f"{self.recipe.path}: the weights are too large, {name} is infinite")
+                yield from with_copies(self.reference, {name: mixed})
 
     @property
     def every(self) -> tuple[Opened, ...]:
