@@ -19,7 +19,7 @@ def read_text(path: Path) -> str:
     """Raises `ConfigError`."""
     try:
         return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: no such user's home
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
