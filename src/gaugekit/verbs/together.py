@@ -75,9 +75,7 @@ class Models:
             for name in names:
                 mixed = mix(name, ours[name], [each[name] for each in rest])
                 if not mixed.isfinite().all():
-                    raise GaugekitError(
-                        f"{self.recipe.path}: weights are so large that {name} of the merge is infinite"
-                    )
+                    raise GaugekitError(f"{self.recipe.path}: the weights are too large, {name} is infinite")
                 yield from with_copies(self.reference, {name: mixed})
 
     @property
