@@ -280,7 +280,7 @@ def lame(tiny: Tiny, folder: Path, lost: dict[str, int]) -> Path:
 
 
 @pytest.mark.parametrize("case", [GPT2, LLAMA], ids=str)
-@pytest.mark.parametrize("lost", [{"v": 1}, {"o": 1}, {"v": 1, "o": 1}, {"q": 1, "k": 1}], ids=str)
+@pytest.mark.parametrize("lost", [{"v": 1}, {"o": 1}, {"v": 1, "o": 1}, {"q": 1, "k": 1}, {"q": 4}, {"k": 4}], ids=str)
 def test_a_head_of_low_rank(case: Case, lost: dict[str, int], tmp_path: Path) -> None:
     """Its factors have no inverse by which to balance them; it is found again all the same."""
     tiny = Tiny(case, eps=1e-5)
