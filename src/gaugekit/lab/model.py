@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gaugekit.checkpoint import open_checkpoint
-from gaugekit.documents import strict_json
 from gaugekit.lab.reports import Made, Report, Reports
 from gaugekit.models import read_spec
 from gaugekit.report import compare_page, html, probe_page
+from gaugekit.strict import strict_json
 from gaugekit.verbs.compare import compare
 from gaugekit.verbs.fingerprint import read_fingerprint
 from gaugekit.verbs.inspect import Track, inspect, untracked
