@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import CASES, gpt_like, llama_like, neox_like
+from cases import CASES, gpt_like, llama_like, neox_like, opt_like
 from merging import LINEAR, RECIPES, WEIGHTS, apart, merged, tensors
 from oracle import Case, Tiny
 from safetensors.torch import load_file, save_file
@@ -45,6 +45,16 @@ def test_several_disguises(save: Save, tmp_path: Path) -> None:
         recipe = RECIPES[method].replace("{model: b}", "{model: b}, {model: c}, {model: d}")
         assert len(merged(tmp_path, recipe, method).sources) == 4
         assert apart(a, tmp_path / method) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["slerp", "ties", "dare_ties"])
+def test_rows_that_nothing_reads_do_not_weigh_on_others(method: str, save: Save, tmp_path: Path) -> None:
+    """OPT's positions begin with two rows that are never read, whose means no symmetry moves along."""
+    tiny = Tiny(Case("opt", opt_like(num_hidden_layers=1, tie_word_embeddings=False)), eps=1e-5)
+    a = save(tiny, "a")
+    scramble(a, tmp_path / "b", seed=0)
+    merged(tmp_path, RECIPES[method])
+    assert apart(a, tmp_path / "out") < 1e-9
 
 
 def test_a_stranger_is_merged_where_it_has_been_moved(save: Save, tmp_path: Path) -> None:

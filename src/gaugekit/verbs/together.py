@@ -73,10 +73,23 @@ class Models:
             ours = {name: self.reference.load(name).double() for name in names}
             rest = [load(names) for load in theirs]
             for name in names:
-                mixed = mix(name, ours[name], [each[name] for each in rest])
+                mixed = mix(name, ours[name], [self._read(name, ours[name], each[name]) for each in rest])
                 if not mixed.isfinite().all():
                     raise GaugekitError(f"{self.recipe.path}: the weights are too large, {name} is infinite")
                 yield from with_copies(self.reference, {name: mixed})
+
+    def _read(self, name: str, ours: Tensor, theirs: Tensor) -> Tensor:
+        """Theirs with our rows for positions that no token has: no alignment brings these together, and a method that
+        measures a whole tensor would let them weigh on the others. Only where models are aligned at all. A padding row,
+        which is dead too, stays: a text that holds the padding token reads it."""
+        dead = (each for each in self.reference.spec.dead if each.view.name == name)
+        rows = [each.view for each in dead if each.reason.startswith("position row")]
+        if self.recipe.align is None or not rows:
+            return theirs
+        theirs = theirs.clone()
+        for view in rows:
+            view.write(theirs, view.read(ours))
+        return theirs
 
     @property
     def every(self) -> tuple[Opened, ...]:
