@@ -91,7 +91,8 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool)
 
 def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
     """sin((1−t)φ)/sin φ x + sin(tφ)/sin φ y with φ the angle between x and y as flat vectors [Shoemake]; (1−t) x + t y
-    where they are collinear or opposite, so that no great circle leads from one to the other, or one of them is zero.
+    where they are collinear or opposite, so that no great circle leads from one to the other. As in mergekit, one that
+    is zero stands at a right angle to the other.
     """
     x, y = first.double(), second.double()
     directions = [v / norm if (norm := float(v.norm())) > NO_DIRECTION else v for v in (x, y)]
