@@ -79,9 +79,11 @@ class Models:
                 yield from with_copies(self.reference, {name: mixed})
 
     def _read(self, name: str, ours: Tensor, theirs: Tensor) -> Tensor:
-        """Theirs with our rows where nothing reads them: no alignment brings these together, and a method that measures
-        a whole tensor would let them weigh on the others. Only where models are aligned at all."""
-        rows = [each.view for each in self.reference.spec.dead if each.view.name == name and each.view.steps]
+        """Theirs with our rows for positions that no token has: no alignment brings these together, and a method that
+        measures a whole tensor would let them weigh on the others. Only where models are aligned at all. A padding row,
+        which is dead too, stays: a text that holds the padding token reads it."""
+        dead = (each for each in self.reference.spec.dead if each.view.name == name)
+        rows = [each.view for each in dead if each.reason.startswith("position row")]
         if self.recipe.align is None or not rows:
             return theirs
         theirs = theirs.clone()
