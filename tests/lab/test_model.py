@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import urlopen
 
 import pytest
 import transformers
 from cases import llama_like
-from on_disk import letters, tokenizer
 
-from gaugekit.errors import GaugekitError
+import gaugekit.verbs.texts as texts
+from gaugekit.cli.main import main
+from gaugekit.errors import GaugekitError, UnsupportedArchitecture
 from gaugekit.lab.app import STATIC
 from gaugekit.lab.export import export
 from gaugekit.lab.model import Reading, reports_of
@@ -25,95 +27,158 @@ from gaugekit.lab.reports import Made, Report, Reports
 from gaugekit.verbs.compare import compare
 from gaugekit.verbs.fingerprint import fingerprint
 from gaugekit.verbs.inspect import inspect
+from gaugekit.verbs.probe import probe
+
+NAMES = ["inspect", "probe", "compare"]
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, four heads on two key/value heads, and a tokenizer of 13 letters."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    sizes = llama_like(vocab_size=13, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder)
-    tokenizer(13).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return letters(tmp_path_factory.mktemp("texts") / "text.txt", 13, 2000)
-
-
-@pytest.fixture(scope="session")
-def made(model: Path, text: Path) -> Reports:
-    reports = reports_of(str(model), reading=Reading(text, 512), other=str(model))
-    reports.make_all()
-    return reports
-
-
-def get(address: str) -> tuple[int, str]:
+def get(address: str, path: str = "") -> tuple[int, str]:
+    """A path is asked for as it is written: no address is made simpler on the way."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.netloc, timeout=10)
-    connection.request("GET", parts.path)
+    connection.putrequest("GET", path or parts.path)
+    connection.endheaders()
     answer = connection.getresponse()
     found = answer.status, answer.read().decode()
     connection.close()
     return found
 
 
-def test_reports_are_those_of_the_verbs(made: Reports, model: Path, serving: Callable[[Reports], Any]) -> None:
+def fail(_: Any) -> Made:
+    raise GaugekitError("no such thing")
+
+
+def states(reports: Reports) -> list[dict[str, str]]:
+    return reports.session(True)["reports"]
+
+
+def test_reports_are_those_of_the_verbs(
+    made: Reports, model: Path, text: Path, serving: Callable[[Reports], Any]
+) -> None:
     with serving(made) as address:
         session = json.loads(get(f"{address}session.json")[1])
-        assert (session["model"], session["live"]) == ("model", True)
-        assert [(each["name"], each["status"]) for each in session["reports"]] == [
-            ("inspect", "ready"),
-            ("probe", "ready"),
-            ("compare", "ready"),
-        ]
+        assert (session["model"], session["live"]) == ("tiny", True)
+        assert [(each["name"], each["status"]) for each in session["reports"]] == [(name, "ready") for name in NAMES]
         for report in session["reports"]:
             with urlopen(urljoin(address, report["page"])) as answer:
                 assert "script-src 'unsafe-inline'" in answer.headers["content-security-policy"]
                 assert f"gaugekit {report['name']}</title>" in answer.read().decode()
-        status, body = get(f"{address}reports/inspect.json")
-        assert status == 200 and json.loads(body) == json.loads(json.dumps(inspect(model).to_dict()))
+        expected = {
+            "inspect": inspect(model),
+            "probe": probe(model, text, tokens=512),
+            "compare": compare(model, model),
+        }
+        for name, report in expected.items():
+            status, body = get(f"{address}reports/{name}.json")
+            assert status == 200 and json.loads(body) == json.loads(json.dumps(report.to_dict()))
         assert json.loads(get(f"{address}reports/probe.json")[1])["tokens"] == 1024  # whole windows of four rows
-        assert json.loads(get(f"{address}reports/compare.json")[1])["verdict"] == compare(model, model).verdict
 
 
 def test_not_yet_and_never(serving: Callable[[Reports], Any]) -> None:
-    def fail() -> Made:
-        raise GaugekitError("no such thing")
+    seen = []
 
-    def break_() -> Made:
-        raise ZeroDivisionError("oh")
+    def break_(_: Any) -> Made:
+        seen.append([each["status"] for each in states(reports)])
+        raise ZeroDivisionError("oh\n  dear")
 
-    reports = Reports(
-        "m", [Report("inspect", fail), Report("probe", break_), Report("compare", lambda: Made("h", "{}"))]
-    )
+    def make(track: Any) -> Made:
+        for _ in track("abc", 3, "letters"):
+            seen.append(states(reports)[2]["message"])
+        return Made("h", "{}")
+
+    reports = Reports("m", [Report("inspect", fail), Report("probe", break_), Report("compare", make)])
     with serving(reports) as address:
-        assert {each["status"] for each in reports.session(True)["reports"]} == {"working"}
-        assert get(f"{address}reports/inspect.json")[0] == 404
+        assert {each["status"] for each in states(reports)} == {"waiting"}
+        assert get(f"{address}reports/inspect.json")[0] == get(f"{address}reports/compare.html")[0] == 404
         reports.make_all()  # what fails does not keep others from being made
-        assert [each["status"] for each in reports.session(True)["reports"]] == ["failed", "failed", "ready"]
-        messages = [each.get("message") for each in reports.session(True)["reports"]]
-        assert messages == ["no such thing", "an error inside gaugekit: ZeroDivisionError: oh", None]
+        assert seen == [["failed", "working", "waiting"], "letters, 0 of 3", "letters, 1 of 3", "letters, 2 of 3"]
+        assert [each["status"] for each in states(reports)] == ["failed", "failed", "ready"]
+        messages = [each.get("message") for each in states(reports)]
+        assert messages == ["no such thing", "an error inside gaugekit: ZeroDivisionError: oh dear", None]
         assert get(f"{address}reports/inspect.html")[0] == get(f"{address}reports/none.html")[0] == 404
         assert get(f"{address}reports/compare.html") == (200, "h")
+
+
+def test_progress_is_shown_elsewhere_too() -> None:
+    told = []
+
+    def track(items: Any, total: int | None, what: str) -> Any:
+        told.append((total, what))
+        return items
+
+    def make(track: Any) -> Made:
+        return Made("".join(track("ab", None, "letters")), "{}")
+
+    reports = Reports("m", [Report("inspect", make)], track)
+    reports.make_all()
+    assert told == [(None, "letters")]
+    assert reports.ready("inspect") == Made("ab", "{}")
+
+
+def test_nothing_but_reports(made: Reports, model: Path, serving: Callable[[Reports], Any]) -> None:
+    """Reports have names: neither a path nor what leads out of a folder is one, however it is written."""
+    config = model / "config.json"
+    inside = config.read_text()
+    with serving(made) as address:
+        for place in (
+            str(config),
+            str(config.with_suffix("")),
+            f"../{config}",
+            "../app",
+            "../..",
+            "inspect/../inspect",
+        ):
+            for word in (place, quote(place, safe=""), quote(quote(place, safe=""), safe="")):
+                for path in (f"/reports/{word}", f"/reports/{word}.json", f"/reports/{word}.html", f"/{word}"):
+                    status, body = get(address, path)
+                    assert status == 404 and inside not in body, path
+        assert get(address, "/reports/inspect.json")[0] == 200
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": "none"}, "none"),
+        ({"model": "none"}, "none: no such file"),
         ({"text": "none"}, "cannot be read as text"),
-        ({"other": "none"}, "none"),
+        ({"text": "short"}, "short is too short: it has 1 token"),
+        ({"other": "none"}, "none: no such file"),
+        ({"other": "wide"}, "tiny and .*wide cannot be compared: different widths: .8. and .32."),
+        ({"other": "print.json"}, "tiny and .*print.json cannot be compared: different widths"),
+        ({"other": "noted.json"}, "is not a gaugekit fingerprint"),
+        ({"other": "bare"}, "has a config but no weights: it can be inspected, but not compared"),
+        ({"model": "bare"}, "has a config but no weights: it can be inspected, but not probed"),
         ({"tokenizer": "none"}, "does not exist"),
+        ({"tokenizer": "wide"}, "has no tokenizer"),
     ],
 )
 def test_bad_input_is_told_at_once(change: dict[str, str], words: str, model: Path, text: Path, tmp_path: Path) -> None:
+    sizes = llama_like(vocab_size=13, hidden_size=32, num_hidden_layers=2, num_key_value_heads=2, head_dim=4)
+    config = transformers.LlamaConfig(**sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "wide")
+    config.save_pretrained(tmp_path / "bare")
+    (tmp_path / "print.json").write_text(json.dumps(fingerprint(tmp_path / "wide").to_dict()))
+    (tmp_path / "noted.json").write_text("{}")
+    (tmp_path / "short").write_text("a")
     given = {"model": str(model), "text": str(text), "other": str(model), "tokenizer": str(model)}
     given |= {name: str(tmp_path / value) for name, value in change.items()}
+    given = {name: value.replace("bare", "bare/config.json") for name, value in given.items()}
     reading = Reading(Path(given["text"]), 64, Path(given["tokenizer"]))
     with pytest.raises(GaugekitError, match=words):
         reports_of(given["model"], reading=reading, other=given["other"])
+
+
+def test_an_unknown_family(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
+    with pytest.raises(UnsupportedArchitecture, match="model type 'abacus' is not supported"):
+        reports_of(str(tmp_path / "config.json"))
+
+
+def test_a_config_alone_is_inspected(model: Path) -> None:
+    reports = reports_of(str(model / "config.json"))
+    reports.make_all()
+    assert reports.session(True)["model"] == "tiny"
+    found = reports.ready("inspect")
+    assert found is not None and json.loads(found.json)["heads"] == []
 
 
 def test_a_fingerprint_stands_for_a_model(model: Path, tmp_path: Path) -> None:
@@ -124,113 +189,126 @@ def test_a_fingerprint_stands_for_a_model(model: Path, tmp_path: Path) -> None:
     assert found is not None and json.loads(found.json)["verdict"] in ("related", "same")
 
 
+def test_a_fingerprint_of_another_observable(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "print.json").write_text(json.dumps(fingerprint(model, observable="hidden").to_dict()))
+    reports = reports_of(str(model), other=str(tmp_path / "print.json"))
+    reports.make_all()
+    assert "cannot be compared: different observables" in reports.failed["compare"]
+
+
+# --- as files -------------------------------------------------------------------------------------------------------
+
+
 def test_export(made: Reports, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(made, out)
     session = json.loads((out / "session.json").read_text())
-    assert session["live"] is False
+    assert session == made.session(live=False) and session["live"] is False
     for report in session["reports"]:
         found = made.ready(report["name"])
         assert found is not None
         assert (out / report["page"]).read_text(encoding="utf-8") == found.html
         assert (out / report["json"]).read_text(encoding="utf-8") == found.json
-    for file in STATIC.rglob("*"):
-        assert file.is_dir() or (out / file.relative_to(STATIC)).read_bytes() == file.read_bytes()
+    expected = {file.relative_to(STATIC) for file in STATIC.rglob("*") if file.is_file()}
+    reports = {Path("reports") / f"{name}.{kind}" for name in NAMES for kind in ("json", "html")}
+    found = {file.relative_to(out) for file in out.rglob("*") if file.is_file()}
+    assert found == expected | reports | {Path("session.json")}
+    for file in expected:
+        assert (out / file).read_bytes() == (STATIC / file).read_bytes()
+
+
+def test_what_an_export_replaces(made: Reports, tmp_path: Path) -> None:
+    """An earlier one if it is asked to, and nothing else."""
+    out = tmp_path / "out"
+    export(made, out)
     with pytest.raises(GaugekitError, match="exists already"):
         export(made, out)
     export(Reports(), out, overwrite=True)
     assert not (out / "reports").exists()
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine.txt").write_text("mine")
+    for name, files in {
+        "mine": {"mine.txt": "mine"},
+        "app": {"index.html": "mine", "session.json": '{"user": 1}'},
+        "list": {"index.html": "mine", "session.json": "[1]"},
+        "broken": {"index.html": "mine", "session.json": "{"},
+    }.items():
+        other = tmp_path / name
+        other.mkdir()
+        for file, content in files.items():
+            (other / file).write_text(content)
+        with pytest.raises(GaugekitError, match=f"{name}: is no earlier export"):
+            export(made, other, overwrite=True)
+        assert {each.name: each.read_text() for each in other.iterdir()} == files
+    (tmp_path / "file").write_text("mine")
     with pytest.raises(GaugekitError, match="is no earlier export"):
-        export(made, other, overwrite=True)
-    assert (other / "mine.txt").read_text() == "mine"
+        export(made, tmp_path / "file", overwrite=True)
+    with pytest.raises(GaugekitError, match="there is no directory"):
+        export(made, tmp_path / "none" / "out")
 
 
-def test_an_export_is_whole_or_not_there(tmp_path: Path) -> None:
-    def fail() -> Made:
-        raise GaugekitError("no such thing")
-
+def test_an_export_is_whole_or_not_there(made: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = Reports("m", [Report("inspect", fail)])
     reports.make_all()
     with pytest.raises(GaugekitError, match=r"^inspect: no such thing$"):
         export(reports, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+    export(made, tmp_path / "out")
+    before = (tmp_path / "out" / "session.json").read_bytes()
+    real = Path.write_text
+
+    def full(self: Path, *arguments: Any, **options: Any) -> int:
+        if self.suffix == ".html":
+            raise OSError(28, "No space left on device")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for overwrite, place in ((True, "out"), (False, "new")):
+        with pytest.raises((OSError, GaugekitError)):
+            export(made, tmp_path / place, overwrite=overwrite)
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "session.json").read_bytes() == before
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
 
 
 def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gaugekit.cli.main", "lab"]
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
     out = tmp_path / "out"
-    assert run(str(model), "--export", str(out)) == (0, f"{out}\n", "")
+    command = [sys.executable, "-m", "gaugekit.cli.main", "lab", str(model), "--export", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{out}\n", "")
     assert json.loads((out / "session.json").read_text())["reports"][0]["status"] == "ready"
-    code, _, err = run("--text", "file.txt", "--export", str(tmp_path / "x"))
-    assert (code, err) == (2, "gaugekit: --text and --compare are about a model: name one\n")
-    code, _, err = run(str(tmp_path / "none"), "--no-open")
-    assert code == 2 and err.count("\n") == 1
 
 
-# --- the page -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--text", "file.txt"], "--text and --compare are about a model: name one"),
+        (["--compare", "other"], "--text and --compare are about a model: name one"),
+        (["{model}", "--tokenizer", "{model}"], "--tokenizer is for a text: name one by --text"),
+        (["{model}/none"], "none: no such file"),
+        (["{model}", "--text", "{model}/none.txt"], "none.txt: cannot be read as text"),
+        (["{model}", "--text", "{text}", "--max-tokens", "-1"], "'--max-tokens'"),
+        (["{model}", "--export", "{model}"], "exists already"),
+        (["{model}", "--export", "{model}", "--overwrite"], "is no earlier export"),
+    ],
+)
+def test_one_line_and_exit_code_2(
+    arguments: list[str], words: str, model: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["lab", "--no-open", *(each.format(model=model, text=text) for each in arguments)])
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert re.fullmatch(rf"gaugekit: .*{re.escape(words)}.*\n", said.err)
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_from_layer_to_head(made: Reports, serving: Callable[[Reports], Any], heard: Any, width: int) -> None:
-    with serving(made) as address:
-        page = heard.open(f"{address}#model", width)
-        page.get_by_role("heading", name="Layer 0, head 0").wait_for()
-        for key, title in (("ArrowDown", "Layer 1, head 0"), ("ArrowRight", "Layer 1, head 1")):
-            page.locator("[role=gridcell][aria-selected=true]").focus()
-            page.keyboard.press(key)
-            page.get_by_role("heading", name=title).wait_for()
-        assert page.url.endswith("#model?row=1&head=1&measure=effective_qk")
-        assert "shared by query heads 2 to 3" in page.locator(".panel").inner_text()
-        page.get_by_label("Shown:").select_option("entropy")
-        cell = page.locator("[role=gridcell][aria-selected=true]")
-        entropies = json.loads(made.ready("probe").json)["heads"][1]["entropy"][2:]  # type: ignore[union-attr]
-        assert float(cell.inner_text()) == pytest.approx(sum(entropies) / 2, rel=1e-2)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        other = heard.open(page.url, width)
-        other.get_by_role("heading", name="Layer 1, head 1").wait_for()
-        with page.expect_popup() as opened:
-            page.get_by_text("the whole report of inspect").click()
-        assert opened.value.url == f"{address}reports/inspect.html"
-        opened.value.close()
-        assert all(url.startswith(address) for url in heard.asked if not url.startswith(("data:", "blob:")))
-
-
-def test_an_exported_page(made: Reports, tmp_path: Path, heard: Any) -> None:
-    """As files of a plain web server, in a folder of its own: everything is there but Python."""
-    import threading
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
-    (tmp_path / "site").mkdir()
-    export(made, tmp_path / "site" / "lab")
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "site"))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/lab/"
-            page = heard.open(f"{address}#sphere")
-            page.wait_for_selector("[data-check=off]")
-            assert "Computed in the browser" in page.locator("[data-check]").inner_text()
-            page.goto(f"{address}#model?row=1&head=0")
-            page.get_by_role("heading", name="Layer 1, head 0").wait_for()
-            assert all(url.startswith(address) for url in heard.asked)
-            assert not any("/api/" in url for url in heard.asked)
-        finally:
-            server.shutdown()
-
-
-def test_without_a_model(lab: str, heard: Any) -> None:
-    page = heard.open(f"{lab}#model")
-    page.get_by_text("No model was named.").wait_for()
+def test_options_reach_the_text(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = []
+    real = texts.open_tokenizer
+    monkeypatch.setattr(texts, "open_tokenizer", lambda *given: (opened.append(given[1]), real(*given))[1])
+    options = ["--text", str(text), "--max-tokens", "300", "--tokenizer", str(model)]
+    assert main(["lab", str(model), *options, "--export", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
+    assert set(opened) == {model}
+    assert json.loads((tmp_path / "out" / "reports" / "probe.json").read_text())["tokens"] == 1024

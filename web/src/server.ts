@@ -5,8 +5,8 @@ import { query } from "./state";
 
 export interface ReportState {
   name: string; // inspect, probe, compare
-  status: "ready" | "working" | "failed";
-  message?: string;
+  status: "ready" | "working" | "waiting" | "failed"; // one is worked on at a time
+  message?: string; // why it failed, or how far the work is
   page?: string; // addresses, once it is ready
   json?: string;
 }
@@ -27,6 +27,17 @@ async function json<T>(address: string): Promise<T> {
 
 export const getJson = json;
 
+const pending = (report: ReportState) => report.status === "working" || report.status === "waiting";
+
+/** A session whose server went away. */
+const ended = (session: Session): Session => ({
+  ...session,
+  live: false,
+  reports: session.reports.map((report) =>
+    pending(report) ? { name: report.name, status: "failed", message: "the lab was ended before it was made" } : report,
+  ),
+});
+
 /** The session, read again while reports are being made. Null until it is known. */
 export function useSession(): Session | null {
   const [session, set] = useState<Session | null>(null);
@@ -36,9 +47,9 @@ export function useSession(): Session | null {
       json<Session>("./session.json").then(
         (now) => {
           set(now);
-          if (now.reports.some((report) => report.status === "working")) timer = window.setTimeout(ask, 1000);
+          if (now.reports.some(pending)) timer = window.setTimeout(ask, 1000);
         },
-        () => set({ version: "", live: false, model: null, reports: [] }),
+        () => set((before) => (before ? ended(before) : { version: "", live: false, model: null, reports: [] })),
       );
     void ask();
     return () => clearTimeout(timer);

@@ -20,9 +20,7 @@ def lab(
             help=r"A directory, a .gguf file, or a hub id (org/name\[@revision]) in the local cache, to be shown too.",
         ),
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="Also probe MODEL on this text, which takes minutes.")
-    ] = None,
+    text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Also probe MODEL on this text.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -30,7 +28,13 @@ def lab(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=0, metavar="N", help="Where to stop reading; 0: at the end of the text.")
+        int,
+        typer.Option(
+            "--max-tokens",
+            min=0,
+            metavar="N",
+            help="Where to stop reading FILE: 4096 take a small model about a minute; 0: at its end.",
+        ),
     ] = 4096,
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="OTHER", help="Also compare MODEL with this one.")
@@ -51,8 +55,15 @@ def lab(
     with reporting_errors(debug):
         if model is None and not (text is compare is None):
             raise BadOption("--text and --compare are about a model: name one")
+        if tokenizer is not None and text is None:
+            raise BadOption("--tokenizer is for a text: name one by --text")
 
         from gaugekit.lab.reports import Reports
+
+        if export is not None:
+            from gaugekit.lab.export import require_place
+
+            require_place(export, overwrite)
 
         with progress() as track:
             reports = Reports()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
 
 from gaugekit.errors import GaugekitError
+from gaugekit.verbs.inspect import Track, untracked
 
 __all__ = ["Made", "Report", "Reports"]
 
@@ -23,37 +24,41 @@ class Made:
 
 @dataclass(frozen=True)
 class Report:
-    """One that is to be made. `make` raises `GaugekitError` if that cannot be."""
+    """One that is to be made. `make` is given a verb's `track`, and raises `GaugekitError` if it cannot be made."""
 
     name: str
-    make: Callable[[], Made]
+    make: Callable[[Track[Any]], Made]
 
 
 class Reports:
-    """The model's name, if there is one, and its reports.
+    """The model's name, if there is one, and its reports. `track` shows progress elsewhere too.
 
     `make_all` makes them; everything else may be called from other threads meanwhile.
     """
 
-    def __init__(self, model: str | None = None, reports: Sequence[Report] = ()) -> None:
+    def __init__(self, model: str | None = None, reports: Sequence[Report] = (), track: Track[Any] = untracked) -> None:
         self._model = model
         self._reports = tuple(reports)
+        self._track = track
         self._made: dict[str, Made] = {}
         self._failed: dict[str, str] = {}
+        self._doing: dict[str, str] = {}  # at most one: what is being made, and how far it is
         self._lock = Lock()
 
     def make_all(self) -> None:
         """In their order; one that cannot be made is said to have failed, and why."""
         for report in self._reports:
+            self._say(report.name, "")
             try:
-                made = report.make()
+                made = report.make(self._following(report.name))
             except GaugekitError as error:
                 with self._lock:
                     self._failed[report.name] = str(error)
             except Exception as error:
                 # A thread of the server would take it to its grave.
+                line = " ".join(f"{type(error).__name__}: {error}".split())
                 with self._lock:
-                    self._failed[report.name] = f"an error inside gaugekit: {type(error).__name__}: {error}"
+                    self._failed[report.name] = f"an error inside gaugekit: {line}"
             else:
                 with self._lock:
                     self._made[report.name] = made
@@ -76,6 +81,21 @@ class Reports:
     def _state(self, name: str) -> dict[str, str]:
         if name in self._failed:
             return {"name": name, "status": "failed", "message": self._failed[name]}
-        if name not in self._made:
-            return {"name": name, "status": "working"}
-        return {"name": name, "status": "ready", "page": f"./reports/{name}.html", "json": f"./reports/{name}.json"}
+        if name in self._made:
+            return {"name": name, "status": "ready", "page": f"./reports/{name}.html", "json": f"./reports/{name}.json"}
+        if name in self._doing:
+            return {"name": name, "status": "working", "message": self._doing[name]}
+        return {"name": name, "status": "waiting"}
+
+    def _say(self, name: str, what: str) -> None:
+        with self._lock:
+            self._doing = {name: what}
+
+    def _following(self, name: str) -> Track[Any]:
+        def track(items: Iterable[Any], total: int | None, what: str) -> Iterator[Any]:
+            of = "" if total is None else f" of {total}"
+            for done, item in enumerate(self._track(items, total, what)):
+                self._say(name, f"{what}, {done}{of}")
+                yield item
+
+        return track
