@@ -1,9 +1,7 @@
-"""Documents: YAML that people write (configs of training, recipes of merges), and JSON that we write."""
+"""YAML that people write: configs of training and recipes of merges."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,14 @@ import yaml
 
 from gaugekit.errors import ConfigError
 
-__all__ = ["parsed", "read_text", "strict_json"]
+__all__ = ["parsed", "read_text"]
 
 
 def read_text(path: Path) -> str:
     """Raises `ConfigError`."""
     try:
         return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: no such user's home
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
@@ -33,22 +31,6 @@ def parsed(text: str, where: str) -> Any:
     except Exception as error:  # besides YAMLError whatever a value raises that only looks like a date, and the like
         kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
         raise ConfigError(f"{where}: no YAML: {kind}{' '.join(str(error).split())}") from error
-
-
-def strict_json(document: dict[str, Any]) -> str:
-    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
-    try:
-        return json.dumps(document, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(document), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Loader(yaml.SafeLoader):

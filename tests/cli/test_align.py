@@ -178,6 +178,16 @@ def test_a_dry_run_writes_nothing(run: Run, folder: Path, tmp_path: Path) -> Non
     assert dry | {"written": True, "verify": wet["verify"]} == wet
 
 
+def test_the_sources_card_stays_byte_by_byte(run: Run, folder: Path, tmp_path: Path) -> None:
+    """mergekit#469: files are copied verbatim, also those in another encoding than ours."""
+    source, own = shutil.copytree(folder / "b", tmp_path / "b"), b"caf\xe9\r\nline\r\n"
+    (source / "README.md").write_bytes(own)
+    result = run("align", folder / "a", source, tmp_path / "out")
+    assert (result.code, result.err) == (0, "")
+    card = (tmp_path / "out" / "README.md").read_bytes()
+    assert card.endswith(b"\n\n" + own) and b"\nMeasured by `gaugekit verify`: the logprobs of the two" in card
+
+
 def test_dtype_and_shards(run: Run, folder: Path, tmp_path: Path) -> None:
     options = ("--dtype", "bfloat16", "--max-shard-size", "3kB")
     assert run("align", folder / "a", folder / "b", tmp_path / "c", *options).code == 0

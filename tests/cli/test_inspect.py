@@ -13,7 +13,7 @@ import pytest
 import gaugekit.verbs.inspect as verb
 from gaugekit.cli import inspect as command
 from gaugekit.cli import options
-from gaugekit.cli.common import strict_json
+from gaugekit.strict import strict_json
 from gaugekit.symmetry import Observable
 
 

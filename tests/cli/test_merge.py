@@ -134,6 +134,8 @@ def test_a_dry_run_writes_nothing(run: Run, pair: Path, recipe: Path, tmp_path: 
     [
         (["{recipe}"], "Missing argument 'OUT'"),
         (["{folder}/none.yaml", "{out}"], "cannot be read"),
+        (["~nobody-at-all/none.yaml", "{out}"], "cannot be read"),
+        (["{recipe}", "~nobody-at-all/out"], "cannot be used"),
         (["{pair}/words.txt", "{out}"], "a recipe is a mapping"),
         (["{recipe}", "{pair}/one"], "which goes into the merge"),
         (["{recipe}", "{folder}/no/out"], "there is no directory"),
@@ -152,6 +154,14 @@ def test_bad_usage(run: Run, pair: Path, recipe: Path, tmp_path: Path, arguments
     assert (result.code, result.out) == (2, "")
     assert re.fullmatch(rf"gaugekit: .*{re.escape(words)}.*\n", result.err)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("where", ["~nobody-at-all/model", "m" * 5000])
+def test_a_model_that_is_no_path(run: Run, recipe: Path, tmp_path: Path, where: str) -> None:
+    recipe.write_text(f"{recipe.read_text()}  - {{model: {where}, parameters: {{weight: 1}}}}\n")
+    result = run("merge", recipe, tmp_path / "out")
+    assert result.code == 2
+    assert re.fullmatch(rf"gaugekit: {where}: cannot be opened \(.*\); check the path\n", result.err)
 
 
 SLOW = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,17 @@ def test_plain(run: Run, saved: Path, tmp_path: Path) -> None:
     ):
         assert re.search(f"^{line}", result.out, re.MULTILINE), line
     transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_names_that_a_terminal_would_obey(
+    run: Run, saved: Path, words: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    tokenizer, book, other = words
+    odd = [shutil.copy(path, tmp_path / f"\x1b[31m{path.name}") for path in (book, other)]
+    options = ("--text", odd[0], "--eval-text", odd[1], "--tokenizer", tokenizer, "--length", 25, "--max-tokens", 50)
+    result = run("reduce", saved, tmp_path / "out", "--vo", 0.5, *options)
+    assert result.code == 0
+    assert "\x1b" not in result.out and result.out.count("\\x1b") == 2
 
 
 def test_smaller_by_a_text(run: Run, saved: Path, words: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import CASES, gpt_like, llama_like, neox_like
+from cases import CASES, gpt_like, llama_like, neox_like, opt_like
 from merging import LINEAR, RECIPES, WEIGHTS, apart, merged, tensors
 from oracle import Case, Tiny
 from safetensors.torch import load_file, save_file
@@ -45,6 +45,16 @@ def test_several_disguises(save: Save, tmp_path: Path) -> None:
         recipe = RECIPES[method].replace("{model: b}", "{model: b}, {model: c}, {model: d}")
         assert len(merged(tmp_path, recipe, method).sources) == 4
         assert apart(a, tmp_path / method) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["slerp", "ties", "dare_ties"])
+def test_rows_that_nothing_reads_do_not_weigh_on_others(method: str, save: Save, tmp_path: Path) -> None:
+    """OPT's positions begin with two rows that are never read, whose means no symmetry moves along."""
+    tiny = Tiny(Case("opt", opt_like(num_hidden_layers=1, tie_word_embeddings=False)), eps=1e-5)
+    a = save(tiny, "a")
+    scramble(a, tmp_path / "b", seed=0)
+    merged(tmp_path, RECIPES[method])
+    assert apart(a, tmp_path / "out") < 1e-9
 
 
 def test_a_stranger_is_merged_where_it_has_been_moved(save: Save, tmp_path: Path) -> None:
@@ -171,6 +181,15 @@ def test_bookkeeping_may_differ(save: Save, tmp_path: Path) -> None:
     assert apart(a, tmp_path / "out") < 1e-6
 
 
+def test_a_field_that_is_off_may_be_missing(save: Save, tmp_path: Path) -> None:
+    """Qwen2.5's configs have such ones, and fine-tunes that another release of transformers has saved do not."""
+    tiny = Tiny(Case("qwen2", llama_like()), eps=1e-5)
+    a = save(tiny, "a")
+    edited_config(save(tiny, "b"), use_mrope=False, quantization_config={}, some_list=[])
+    merged(tmp_path, LINEAR)
+    assert apart(a, tmp_path / "out") < 1e-6
+
+
 def test_what_out_must_not_be(save: Save, tmp_path: Path) -> None:
     """No model that goes into a merge is overwritten, the reference or another."""
     tiny = Tiny(Case("llama", llama_like()))
@@ -204,6 +223,17 @@ def test_dtypes_and_shards(save: Save, tmp_path: Path) -> None:
     # Rounded once, at the end.
     wide, narrow = tensors(tmp_path / "wide"), {name: x for part in parts for name, x in part.items()}
     assert all(torch.equal(narrow[name], value.bfloat16()) for name, value in wide.items())
+
+
+def test_weights_beyond_all_numbers(save: Save, tmp_path: Path) -> None:
+    """An infinity that only arithmetic made is not written, whatever the dtype of the files."""
+    case = Case("llama", llama_like())
+    for seed, name in enumerate("ab"):
+        save(Tiny(case, seed=seed), name)
+    recipe = RECIPES["task_arithmetic"].replace("0.7", "1e300, lambda: 1e300") + "align: none\n"
+    with pytest.raises(GaugekitError, match=r"recipe.yaml: the weights are too large, .* is infinite$"):
+        merged(tmp_path, recipe)
+    assert not (tmp_path / "out").exists()
 
 
 def test_drops_do_not_depend_on_files(save: Save, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_from_the_command_line(lab: str, tmp_path: Path) -> None:
     address = line.split()[4]
     assert ask(address, "/session.json")[0] == 200
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "gaugekit: interrupted\n")
     port = urlsplit(lab).port
     done = subprocess.run([*command, "--port", str(port)], capture_output=True, text=True, check=False)

@@ -21,6 +21,7 @@ from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import GaugekitError
 from gaugekit.symmetry.orbit import pieces, shifted_by_kernel
 from gaugekit.verbs.align import align
+from gaugekit.verbs.reduce import reduce
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
 
@@ -279,7 +280,7 @@ def lame(tiny: Tiny, folder: Path, lost: dict[str, int]) -> Path:
 
 
 @pytest.mark.parametrize("case", [GPT2, LLAMA], ids=str)
-@pytest.mark.parametrize("lost", [{"v": 1}, {"o": 1}, {"v": 1, "o": 1}, {"q": 1, "k": 1}], ids=str)
+@pytest.mark.parametrize("lost", [{"v": 1}, {"o": 1}, {"v": 1, "o": 1}, {"q": 1, "k": 1}, {"q": 4}, {"k": 4}], ids=str)
 def test_a_head_of_low_rank(case: Case, lost: dict[str, int], tmp_path: Path) -> None:
     """Its factors have no inverse by which to balance them; it is found again all the same."""
     tiny = Tiny(case, eps=1e-5)
@@ -441,6 +442,8 @@ def test_gguf(tmp_path: Path) -> None:
             align(reference, b, tmp_path / "d", **options)
     with pytest.raises(GaugekitError, match="GGUF files are read only; convert with transformers first"):
         align(b, reference, tmp_path / "d")
+    with pytest.raises(GaugekitError, match="GGUF files are read only; convert with transformers first"):
+        reduce(reference, tmp_path / "d", lossless=True)
     assert not (tmp_path / "d").exists()
 
 

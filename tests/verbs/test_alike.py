@@ -19,7 +19,7 @@ from oracle import Case, Tiny
 from gaugekit.checkpoint import Checkpoint
 from gaugekit.errors import GaugekitError
 from gaugekit.models.spec import Attention, Spec, Table
-from gaugekit.verbs.alike import different, different_specs, matched, require_alike, shared, vocabulary
+from gaugekit.verbs.alike import added, different, different_specs, matched, require_alike, shared, vocabulary
 from gaugekit.verbs.rewriting import opened
 
 QWEN3 = Case("qwen3", llama_like(**WIDE))
@@ -256,6 +256,44 @@ def test_tokens(words: dict[str, int] | None, reason: str | None, tmp_path: Path
     with pytest.raises(GaugekitError) as raised:
         require_alike(opened(a, None), opened(b, None))
     assert str(raised.value) == f"{a} and {b} cannot be aligned: different vocabularies: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"<x>": 2, "<y>": 3}, None),
+        ({"<x>": 2}, None),
+        ({"<z>": 4}, None),
+        ({}, None),
+        ({"<y>": 2, "<z>": 3}, "token 2 is '<x>' and '<y>'"),
+        ({"<x>": 3}, "token '<x>' is 2 and 3"),
+        ({"<x>": 2, "<z>": 3}, "token 3 is '<y>' and '<z>'"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "added_tokens.json"])
+def test_tokens_that_were_added(words: dict[str, int], reason: str | None, name: str, tmp_path: Path) -> None:
+    """mergekit#489, of fine-tunes that gave spare rows of one vocabulary to tokens of their own."""
+
+    def entries(tokens: dict[str, int]) -> str:
+        listed = [{"id": number, "content": token} for token, number in tokens.items()]
+        return json.dumps(json.loads(word_level({"a": 0, "b": 1})) | {"added_tokens": listed})
+
+    tiny = Tiny(Case("llama", llama_like()))
+    a, b = saved(tiny, tmp_path / "a"), saved(tiny, tmp_path / "b")
+    written(a, "tokenizer.json", entries({"<x>": 2, "<y>": 3}))
+    written(b, name, entries(words) if name == "tokenizer.json" else json.dumps(words))
+    if reason is None:
+        assert require_alike(opened(a, None), opened(b, None)) == same(tiny.spec)
+        return
+    with pytest.raises(GaugekitError) as raised:
+        require_alike(opened(a, None), opened(b, None))
+    assert str(raised.value) == f"{a} and {b} cannot be aligned: different vocabularies: {reason}"
+
+
+@pytest.mark.parametrize("text", ["[]", '{"added_tokens": [3]}', '{"added_tokens": [{"id": "x", "content": "y"}]}'])
+def test_added_tokens_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    with pytest.raises(GaugekitError, match=r"tokenizer.json: lists no tokens that can be read \(.*\)$"):
+        added(written(tmp_path, "tokenizer.json", text))
 
 
 def test_a_real_tokenizers_vocabulary(tmp_path: Path) -> None:

@@ -159,9 +159,10 @@ def test_numbers_that_are_none(model: Any, tmp_path: Path, name: str, value: flo
         inspect(tmp_path)
 
 
-def test_quantised_numbers(model: Any, tmp_path: Path) -> None:
-    change(tmp_path, "model.layers.0.self_attn.q_proj.weight", torch.ones(8, 8, dtype=torch.int8))
-    with pytest.raises(CheckpointError, match="holds int8 numbers"):
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_numbers(model: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    change(tmp_path, "model.layers.0.self_attn.q_proj.weight", torch.ones(8, 8).to(dtype))
+    with pytest.raises(CheckpointError, match=f"holds {str(dtype)[6:]} numbers: the checkpoint is quantised"):
         inspect(tmp_path)
 
 

@@ -137,3 +137,11 @@ def test_ties_settles_a_conflict_by_mass() -> None:
     moves = [torch.tensor(x).double() for x in ([1.0, 1.0], [1.0, 3.0], [-3.0, 0.0])]
     result = merged(Settings("ties", (1.0,) * 3, (1.0,) * 3), "w", base, moves)
     assert result.tolist() == [-3.0, 2.0]
+
+
+def test_weights_that_cancel_where_they_agree_divide_nothing() -> None:
+    """0.1 + 0.2 - 0.3 is 6e-17; where the fourth model's sign is another, no more is left of the divisor."""
+    base = torch.zeros(2, dtype=torch.float64)
+    moves = [torch.tensor(x).double() for x in ([1.0, 1.0], [1.0, 1.0], [-0.5, -0.5], [-0.1, 1.0])]
+    result = merged(Settings("ties", (0.1, 0.2, -0.3, 0.5), (1.0,) * 4), "w", base, moves)
+    torch.testing.assert_close(result, torch.tensor([0.1 + 0.2 + 0.15, (0.1 + 0.2 + 0.15 + 0.5) / 0.5]).double())

@@ -119,6 +119,25 @@ def test_lossless_keeps_a_layer_whose_values_cannot_be_pivoted(tmp_path: Path) -
     torch.testing.assert_close(logits(tmp_path / "r", ids), logits(a, ids), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["v", "o"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_lossless_with_an_attention_that_writes_nothing(kind: str, side: str, tmp_path: Path) -> None:
+    """Layers that are added to a model begin with outputs of zero; one dimension stays, and the result loads."""
+    tiny = Tiny(Case(kind, SMALLER[kind]), eps=1e-5)
+    theta = tiny.theta.clone()
+    _, _, one, _ = next(tiny.spec.attentions())
+    for view in (getattr(one, side).weight, getattr(one, side).bias if side == "v" else None):
+        if view is not None:
+            theta[view.window(tiny.index[view.name]).reshape(-1)] = 0.0
+    a = written(tiny, tmp_path / "a", theta)
+    report = reduce(a, tmp_path / "r", lossless=True)
+    assert report.layers[0].vo == (1,) * one.kv_heads
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "r")
+    assert config.value_dims == [1, one.head_dim] and config.pivoted_values == [False, True]
+    ids = tokens(20, 3, 12)
+    torch.testing.assert_close(logits(tmp_path / "r", ids), logits(a, ids), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_keeping_all_changes_nothing(kind: str, tmp_path: Path) -> None:
     _, a = made(Case(kind, SMALLER[kind]), tmp_path)
@@ -160,6 +179,15 @@ def test_held_out_text(tmp_path: Path) -> None:
         assert reading.nats == pytest.approx(float(nats), abs=1e-4)
         assert reading.perplexity == pytest.approx(float(nats.exp()), rel=1e-3)
         assert min(reading.reading, reading.writing) > 0
+
+
+def test_held_out_text_of_a_model_without_fused_attention(tmp_path: Path) -> None:
+    """Scores under a softcap."""
+    _, a = made(Case("gemma2", llama_like(**WIDE, vocab_size=20)), tmp_path)
+    text = prose(tmp_path / "text.txt", 20, 100)
+    report = reduce(a, tmp_path / "r", vo=1.0, eval_text=text, length=10)
+    assert report.before is not None and report.after is not None
+    assert report.after.nats == pytest.approx(report.before.nats, abs=1e-5)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------
@@ -204,6 +232,7 @@ def test_refused_before_any_work(options: dict[str, Any], words: str, tmp_path: 
         (Case("qwen3", SMALLER["qwen3"]), {"qk": 0.5}, "norms queries and keys"),
         (Case("gpt_neox", neox_like(vocab_size=30)), {"vo": 0.5, "form": "smaller"}, "gpt_neox has no class"),
         (Case("gpt_neox", neox_like(vocab_size=30)), {"lossless": True}, "use --form same"),
+        (Case("llama", SMALLER["llama"], "hidden"), {"lossless": True}, "a: has no language-model head.*--form same$"),
         (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "eval_text": "text"}, "predicts nothing"),
         (Case("vit", vit_like(), "hidden"), {"vo": 0.5, "text": "text"}, "^vit reads no text: give a model of text$"),
     ],

@@ -26,8 +26,12 @@ def resolve(reference: str | os.PathLike[str], revision: str | None = None) -> P
     text = os.fspath(reference)
     if not text:
         raise CheckpointError("the checkpoint reference is empty; give a directory, a .gguf file or a hub id")
-    path = Path(text).expanduser()
-    if path.exists():
+    try:
+        path = Path(text).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # longer than any path, or no such user's home
+        raise CheckpointError(f"{text}: cannot be opened ({error}); check the path") from error
+    if exists:
         if revision is not None:
             raise CheckpointError(
                 f"{path}: is a local path, but revision {revision!r} applies to hub ids only; leave it out"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import typer
 
-from gaugekit.documents import strict_json
 from gaugekit.errors import GaugekitError
 from gaugekit.report.text import plain
+from gaugekit.strict import strict_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -89,4 +89,4 @@ def lab(
 
                     webbrowser.open(address)
 
-            serve(reports, listen(port), started)
+            serve(reports, listen(port), started, lambda name, why: tell(f"{name} failed: {why}"))

@@ -30,7 +30,7 @@ STATIC = Path(__file__).parent / "static"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 # The page runs its own files alone; a report is one file that brings its script and style with it.
-PAGE = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+PAGE = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'"
 REPORT = (
     "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 )

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from gaugekit.checkpoint.staging import staged
-from gaugekit.documents import strict_json
 from gaugekit.errors import CheckpointError, GaugekitError
 from gaugekit.lab.app import STATIC
 from gaugekit.lab.reports import Reports
+from gaugekit.strict import strict_json
 
 __all__ = ["export", "require_place"]
 

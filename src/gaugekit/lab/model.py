@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gaugekit.checkpoint import Checkpoint, open_checkpoint
-from gaugekit.documents import strict_json
 from gaugekit.errors import GaugekitError
 from gaugekit.lab.reports import Made, Report, Reports
 from gaugekit.models import Spec, read_spec
 from gaugekit.report import compare_page, html, probe_page
 from gaugekit.report.text import path_name
+from gaugekit.strict import strict_json
 from gaugekit.symmetry import derive
 from gaugekit.verbs.compare import CompareReport, compare
 from gaugekit.verbs.fingerprint import read_fingerprint

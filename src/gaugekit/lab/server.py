@@ -42,15 +42,23 @@ def listen(port: int) -> socket.socket:
     return bound
 
 
-def serve(reports: Reports, bound: socket.socket, started: Callable[[str], None]) -> None:
+def serve(
+    reports: Reports, bound: socket.socket, started: Callable[[str], None], failed: Callable[[str, str], None]
+) -> None:
     """Answer until interrupted, which raises `KeyboardInterrupt`. Reports are made meanwhile; `started` is told the
-    address once the page can be opened."""
+    address once the page can be opened, and `failed` the name of a report that could not be made, and why."""
     address = f"http://{HOST}:{bound.getsockname()[1]}/"
     server = _Server(
         uvicorn.Config(application(reports), log_level="warning", lifespan="off", access_log=False, workers=1),
         lambda: started(address),
     )
-    threading.Thread(target=reports.make_all, daemon=True).start()
+
+    def make() -> None:
+        reports.make_all()
+        for name, why in reports.failed.items():
+            failed(name, why)
+
+    threading.Thread(target=make, daemon=True).start()
     with closing(bound):
         server.run(sockets=[bound])
 

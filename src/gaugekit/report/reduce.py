@@ -91,7 +91,8 @@ def _saved(what: str, numbers: tuple[int, int], words: object) -> str:
 
 
 def _readings(report: ReduceReport, before: Reading, after: Reading) -> Iterator[RenderableType]:
-    yield heading("Held-out text", f"{plural(report.eval_tokens, 'token')} of {report.eval_text}, both models in turn")
+    of = f"{plural(report.eval_tokens, 'token')} of {plain(report.eval_text or '')}"
+    yield heading("Held-out text", f"{of}, both models in turn")
     table = new_table("", "nats a token>", "perplexity>", "tokens/s, reading>", "writing>")
     for what, reading in (("before", before), ("after", after)):
         speeds = (f"{reading.reading:,.0f}", f"{reading.writing:,.1f}")

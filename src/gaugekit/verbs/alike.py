@@ -101,15 +101,45 @@ def _short(value: Any) -> str:
 
 
 def different_tokens(ours: Checkpoint, theirs: Checkpoint) -> str | None:
-    """The first token with another number, or None; also None where one of the two has no vocabulary to read."""
+    """The first token with another number, or None; also None where one of the two has no vocabulary to read. Of tokens
+    that were added to a vocabulary each of the two may have some of its own, in rows that the other does not use."""
     first, second = (vocabulary(each.path) for each in (ours, theirs))
     if not first or not second or first == second:
-        return None
+        return different_additions(*(added(each.path) for each in (ours, theirs)))
     for token, number in sorted(first.items(), key=lambda item: item[1]):
         if second.get(token) != number:
             return f"different vocabularies: token {token!r} is {number} and {second.get(token, 'unknown')}"
     extra = next(token for token in second if token not in first)
     return f"different vocabularies: token {extra!r} is unknown and {second[extra]}"
+
+
+def different_additions(first: Mapping[str, int], second: Mapping[str, int]) -> str | None:
+    """The first added token that has another number in the other, or whose number has another token there, or None."""
+    if first == second:
+        return None
+    tokens = {number: token for token, number in second.items()}
+    for token, number in sorted(first.items(), key=lambda item: item[1]):
+        if second.get(token, number) != number:
+            return f"different vocabularies: token {token!r} is {number} and {second[token]}"
+        if (other := tokens.get(number, token)) != token:
+            return f"different vocabularies: token {number} is {token!r} and {other!r}"
+    return None
+
+
+def added(directory: Path) -> dict[str, int]:
+    """Tokens beside the vocabulary, or that mark something in it, and their numbers; empty where no file lists them."""
+    for name in ("tokenizer.json", "added_tokens.json"):
+        path = directory / name
+        if not directory.is_dir() or not path.is_file():
+            continue
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if name == "added_tokens.json":
+                return {token: int(number) for token, number in document.items()}
+            return {token["content"]: int(token["id"]) for token in document.get("added_tokens") or []}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GaugekitError(f"{path}: lists no tokens that can be read ({error})") from error
+    return {}
 
 
 def vocabulary(directory: Path) -> dict[str, int]:

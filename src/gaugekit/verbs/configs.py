@@ -40,4 +40,10 @@ def _function(model: Opened) -> dict[str, Any]:
     )
     config = parse_config(family, raw).to_dict()
     free = () if scaled else LENGTHS
-    return {field: value for field, value in config.items() if field not in free and not HARMLESS.fullmatch(field)}
+    # As when a config is read: a field of another release that is off says nothing.
+    off = {field for field, value in config.items() if field not in family.fields and value in (None, False, {}, [])}
+    return {
+        field: value
+        for field, value in config.items()
+        if field not in free and field not in off and not HARMLESS.fullmatch(field)
+    }

@@ -18,8 +18,9 @@ def load_finite(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def require_finite(name: str, part: Tensor) -> None:
-    """Raise `CheckpointError` if a part of the tensor `name` holds integers, NaN or infinities."""
-    if not part.is_floating_point():
+    """Raise `CheckpointError` if a part of the tensor `name` holds integers, floats of eight bits, which mean nothing
+    without their scales, NaN or infinities."""
+    if not part.is_floating_point() or part.dtype.itemsize < 2:
         raise CheckpointError(
             f"tensor {name} holds {str(part.dtype).removeprefix('torch.')} numbers: the checkpoint is quantised; "
             "use the unquantised one (inspect --no-spectra reads headers only)"

@@ -95,7 +95,7 @@ def merge(
     if points < 3:
         raise GaugekitError(f"{points} points show no way: ask for 3 or more")
     models = open_models(read_recipe(recipe))
-    choice, place = models.recipe, Path(out).expanduser().resolve()
+    choice, place = models.recipe, _place(out)
     stored = choice.dtype if dtype is None else dtype
     _require_apart(place, models)
     if export_mergekit:
@@ -148,6 +148,13 @@ def _sources(models: Models, aligned: Sequence[Alignment], read: bool) -> tuple[
         Source(str(model.checkpoint.path), digest(model.checkpoint) if read else None, weight, density, remains)
         for model, weight, density, remains in columns
     )
+
+
+def _place(out: str | PathLike[str]) -> Path:
+    try:
+        return Path(out).expanduser().resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, or no such user's home
+        raise CheckpointError(f"{out}: cannot be used ({error}); choose another directory") from error
 
 
 def _require_apart(place: Path, models: Models) -> None:

@@ -28,6 +28,7 @@ Method = Literal["linear", "slerp", "task_arithmetic", "ties", "dare_linear", "d
 
 COLLINEAR = 0.9995  # cosine from which a great circle is as good as straight, and its formula loses digits
 NO_DIRECTION = 1e-8  # a tensor shorter than this is taken as it is
+CANCELLED = 1e-8  # of the sizes of weights: a sum of some of them below that is zero
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool)
 
 def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
     """sin((1−t)φ)/sin φ x + sin(tφ)/sin φ y with φ the angle between x and y as flat vectors [Shoemake]; (1−t) x + t y
-    where they are collinear or opposite, so that no great circle leads from one to the other, or one of them is zero.
+    where they are collinear or opposite, so that no great circle leads from one to the other. As in mergekit, one that
+    is zero stands at a right angle to the other.
     """
     x, y = first.double(), second.double()
     directions = [v / norm if (norm := float(v.norm())) > NO_DIRECTION else v for v in (x, y)]
@@ -126,7 +128,9 @@ def task_arithmetic(settings: Settings, name: str, base: Tensor, others: Sequenc
         mixed += delta * agrees
         divisor += weight * agrees
     if settings.normalize:
-        mixed /= torch.where(divisor == 0, 1.0, divisor)
+        # 0.1 + 0.2 - 0.3 is zero but for rounding.
+        nothing = CANCELLED * sum(map(abs, settings.weights))
+        mixed /= torch.where(divisor.abs() <= nothing, 1.0, divisor)
     return base + settings.scale * mixed
 
 

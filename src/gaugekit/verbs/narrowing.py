@@ -37,11 +37,17 @@ class Narrow:
 
 
 def reduced_class(model: Opened) -> Reduced:
-    """The class that loads narrower values. Raises `UnsupportedArchitecture` for a family without one."""
+    """The class that loads narrower values. Raises `UnsupportedArchitecture` for a family without one, and for a model
+    without a head, which that class would draw at random."""
     model_type = model.checkpoint.config.get("model_type")
     if model_type not in REDUCED:
         raise UnsupportedArchitecture(
             f"{model_type} has no class with narrower values ({', '.join(REDUCED)} have): use --form same"
+        )
+    if model.spec.main.head is None:
+        raise UnsupportedArchitecture(
+            f"{model.checkpoint.path}: has no language-model head, and the class with narrower values has one: "
+            "use --form same"
         )
     return REDUCED[model_type]
 

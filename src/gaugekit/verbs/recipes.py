@@ -273,13 +273,19 @@ def _where(place: str, value: Any, folder: Path) -> str:
 
 def _located(text: str, folder: Path) -> str:
     """As the recipe has it, or from the recipe's folder if that exists."""
-    near = folder / Path(text).expanduser()
-    return str(near) if near.exists() else text
+    try:
+        near = folder / Path(text).expanduser()
+        return str(near) if near.exists() else text
+    except (OSError, RuntimeError):  # longer than any path, or no such user's home: not there, as who opens it will say
+        return text
 
 
 def _same(first: str, second: str) -> bool:
-    one, other = Path(first), Path(second)
-    return first == second or (one.exists() and other.exists() and one.samefile(other))
+    try:
+        one, other = Path(first), Path(second)
+        return first == second or (one.exists() and other.exists() and one.samefile(other))
+    except OSError:
+        return False
 
 
 def _align(path: Path, value: Any) -> Align | None:

@@ -126,9 +126,9 @@ def reduce(
     _require_sense(vo, qk, lossless, form, text is not None, dry_run and eval_text is not None)
     model = opened(reference, None, revision)
     every = list(circuits(model.spec, model.symmetries.observable))
-    _require_possible(model, every, qk is not None, form, eval_text is not None)
     writing: dict[str, Any] = {"max_shard_size": max_shard_size, "dtype": dtype, "overwrite": overwrite}
     prepare(model, (), out, **writing)  # what cannot be written is refused before anything is computed
+    _require_possible(model, every, qk is not None, form, eval_text is not None)
     read = None if tokenizer is None else Path(tokenizer)
     rows, held_out = (
         () if file is None else text_batches(model.checkpoint, model.spec, Path(file), length, ROWS, tokens, read)
@@ -231,10 +231,13 @@ def _require_possible(model: Opened, every: Sequence[Circuits], qk: bool, form: 
 
 
 def _above_rounding(cuts: Sequence[Cut]) -> list[Kept]:
-    """For every head of a layer as many dimensions as one of them has."""
+    """For every head of a layer as many dimensions as one of them has; one where none has any, since a value head
+    without dimensions cannot be loaded."""
 
     def most(mask: Tensor) -> Tensor:
-        return mask.any(0).expand(mask.shape)
+        stays = mask.any(0)
+        stays[..., 0] |= ~stays.any()
+        return stays.expand(mask.shape)
 
     return [tuple(most(mask) for mask in masks) for masks in above_rounding(cuts)]
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gaugekit.checkpoint.writer import Plan
+from gaugekit.errors import GaugekitError
 from gaugekit.models import Spec
 from gaugekit.symmetry.orbit import pieces
 from gaugekit.verbs.aligning import Alignment, align_models
@@ -72,8 +73,21 @@ class Models:
             ours = {name: self.reference.load(name).double() for name in names}
             rest = [load(names) for load in theirs]
             for name in names:
-                mixed = {name: mix(name, ours[name], [each[name] for each in rest])}
-                yield from with_copies(self.reference, mixed)
+                mixed = mix(name, ours[name], [self._read(name, ours[name], each[name]) for each in rest])
+                if not mixed.isfinite().all():
+                    raise GaugekitError(f"{self.recipe.path}: the weights are too large, {name} is infinite")
+                yield from with_copies(self.reference, {name: mixed})
+
+    def _read(self, name: str, ours: Tensor, theirs: Tensor) -> Tensor:
+        """Theirs with our rows where nothing reads them: no alignment brings these together, and a method that measures
+        a whole tensor would let them weigh on the others. Only where models are aligned at all."""
+        rows = [each.view for each in self.reference.spec.dead if each.view.name == name and each.view.steps]
+        if self.recipe.align is None or not rows:
+            return theirs
+        theirs = theirs.clone()
+        for view in rows:
+            view.write(theirs, view.read(ours))
+        return theirs
 
     @property
     def every(self) -> tuple[Opened, ...]:

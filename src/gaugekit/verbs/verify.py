@@ -141,9 +141,10 @@ def record_drift(out: str | PathLike[str], outcome: VerifyReport) -> None:
         f"Measured by `gaugekit verify`: the {outcome.observable} of the two differ by at most {outcome.largest:.1e}, "
         f"where rounding of {outcome.stored_in} weights explains {outcome.rounding:.1e}.\n"
     )
-    ours, end, rest = card.read_text(encoding="utf-8").partition(f"observable {outcome.observable}.\n")
+    # As bytes: what stands below is the source's own, in whatever encoding and with whatever ends of lines.
+    ours, end, rest = card.read_bytes().partition(f"observable {outcome.observable}.\n".encode())
     beside = card.with_name(".README.md.partial")
-    beside.write_text(ours + end + line + rest, encoding="utf-8")
+    beside.write_bytes(ours + end + line.encode() + rest)
     beside.replace(card)
 
 

@@ -14,12 +14,10 @@ type Numbers = {
   dressed: Matrix;
   nudged: Matrix;
   moved: number;
-  tied: number;
 };
 
 const G = given<{ left: Matrix; right: Matrix; weight: Matrix; nudge: Matrix; largest: number }>("frame");
 const NEAR = Math.sqrt(2 ** -52); // entries that share the largest size, as gaugekit.geometry.dressing has it
-const TIE = 1e-8;
 
 /** X̂ = U Σ of X = U Σ Vᵀ, in every column the first of the largest entries positive. */
 function dress(x: Matrix): Matrix {
@@ -53,7 +51,6 @@ function numbers({ theta, gap }: State): Numbers {
     dressed,
     nudged,
     moved: norm(nudged.flatMap((row, i) => minus(row, dressed[i]!))) / norm(nudge.flat()),
-    tied: gap < TIE ? 1 : 0,
   };
 }
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gaugekit.geometry.dressing import ambiguity, dress
+from gaugekit.geometry.dressing import dress
 from gaugekit.lab.room import Number, Room, State
 from gaugekit.linalg import random_orthogonal
 
@@ -48,7 +48,6 @@ def numbers(state: State) -> dict[str, object]:
         "dressed": dressed.states,
         "nudged": nudged.states,
         "moved": (nudged.states - dressed.states).norm() / nudge.norm(),
-        "tied": len(ambiguity(states).blocks),
     }
 
 

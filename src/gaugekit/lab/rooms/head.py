@@ -36,7 +36,8 @@ def fixed() -> dict[str, Tensor]:
 
 def moved(weights: Weights, s: Tensor) -> Weights:
     """Both circuits of the head moved by S (RANK, RANK): W_V → S W_V, W_O → W_O S⁻¹; W_Q → S W_Q, W_K → S⁻ᵀ W_K."""
-    attention = Attention(*(Linear(View(name, (1, RANK, WIDTH))) for name in NAMES))
+    q, k, v, o = (Linear(View(name, (1, RANK, WIDTH))) for name in NAMES)
+    attention = Attention(q, k, v, o)
     tensors = {name: weight.unsqueeze(0) for name, weight in weights.items()}
     for symmetry in (ValueOutput("head", attention), QueryKey("head", attention)):
         tensors |= symmetry.act(tensors, s.unsqueeze(0))

@@ -1,0 +1,25 @@
+"""JSON that every reader takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+__all__ = ["strict_json"]
+
+
+def strict_json(document: dict[str, Any]) -> str:
+    """One line of ASCII. JSON has no infinity, to which weights near the limit of float64 can lead: null is for it."""
+    try:
+        return json.dumps(document, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
