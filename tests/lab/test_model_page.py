@@ -89,6 +89,7 @@ def test_from_the_model_to_a_head(made: Reports, serving: Serving, heard: Any, w
         for title, name in (("effective rank", "effective_rank"), ("stable rank", "stable_rank")):
             found = [number(each) for each in listed(page, title)]
             assert found == pytest.approx([row["qk"][name], row["vo"][name]], rel=1e-3)
+        page.locator(".beside table", has_text="On the text").wait_for()
         states = probe["heads"][1]
         assert number(listed(page, "entropy of attention")[0]) == pytest.approx(states["entropy"][2], rel=1e-2)
         page.get_by_label("Tinted by", exact=True).select_option("entropy")
@@ -100,7 +101,9 @@ def test_from_the_model_to_a_head(made: Reports, serving: Serving, heard: Any, w
         assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out of the page
         other = heard.open(page.url, width, color_scheme=scheme)
         other.locator(CHOSEN).wait_for()
-        assert other.locator(".beside").inner_text() == page.locator(".beside").inner_text()
+        beside = page.locator(".beside").inner_text()
+        seen = "words => document.querySelector('.beside').innerText == words"
+        other.wait_for_function(seen, arg=beside, timeout=5000)  # reports come one after the other
         assert all(url.startswith(address) for url in heard.asked)
 
 
@@ -112,6 +115,8 @@ def test_links_and_the_way_back(made: Reports, serving: Serving, heard: Any) -> 
         page.locator(".crumbs").get_by_role("link", name="layer 1").click()
         goes_to(page, "#model?layer=1&measure=unselectable")
         shows(page, ["tiny", "layer 1"])
+        for words in ("on the text", "Distance from tiny"):
+            page.locator(".beside table", has_text=words).wait_for()
         places = [each["place"] for each in probe["norms"] if each["layer"] == 1]
         heads = page.locator(".beside table", has_text="on the text").locator("thead th").all_inner_texts()
         assert heads == places == ["before attention", "before MLP"]
@@ -282,6 +287,7 @@ def test_several_streams(serving: Serving, heard: Any, tmp_path: Path) -> None:
         )
         assert number(listed(page, "effective rank")[0]) == pytest.approx(row["effective_rank"], rel=1e-3)
         page.locator(".crumbs").get_by_role("link", name="layer 1").click()
+        shows(page, ["ear", "layer 1"])
         names = page.locator(".beside table", has_text="mean γ").locator("tbody th").all_inner_texts()
         assert names == ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
