@@ -327,7 +327,8 @@ def test_an_exported_page(made: Reports, tmp_path: Path, heard: Any) -> None:
             assert "Computed in the browser" in page.locator("[data-check]").inner_text()
             page.goto(f"{address}#model?layer=1&head=0")
             page.locator(CHOSEN).wait_for()
-            page.wait_for_function("document.querySelectorAll('[data-report].ready').length == 3")
+            for words in ("Singular values", "On the text", "medians over its heads"):  # all three have come
+                page.locator(".beside").get_by_text(words).first.wait_for()
             assert all(url.startswith(address) for url in heard.asked)
             assert not any("/api/" in url for url in heard.asked)
         finally:
