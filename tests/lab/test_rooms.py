@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gaugekit.lab.rooms import ROOMS, frame, head, keys
+from gaugekit.lab.rooms import ROOMS, frame, head, keys, steps
 
 Numbers = Callable[..., dict[str, Any]]
 
@@ -235,7 +235,7 @@ def test_the_dead_direction() -> None:
 @pytest.mark.parametrize("method", ["ngpt", "retract", "exp"])
 def test_paths(method: str) -> None:
     numbers, draw = asked("steps"), random.Random(7)
-    h = wide([0.6, -0.64, 0.48])
+    h = wide(steps.START)
     for _ in range(10):
         f, alpha, count = vector(draw, 3, -2, 2), round(draw.uniform(0.05, 1), 4), draw.randint(1, 12)
         found = numbers(f=f, alpha=alpha, count=count, method=method)
@@ -252,6 +252,13 @@ def test_paths(method: str) -> None:
             assert found["first_turn_sphere"] == pytest.approx(math.degrees(float(tangent.norm())) % 360, abs=1e-6) or (
                 float(tangent.norm()) > math.pi
             )
+
+
+@pytest.mark.parametrize("method", ["ngpt", "retract", "exp"])
+def test_nowhere_to_go(method: str) -> None:
+    found = asked("steps")(f="0,0,0", alpha=1, method=method, count=2.5)
+    assert len(found["path"]) == 4 and near(found["path_sphere"], [steps.START] * 4)
+    assert found["left"] == pytest.approx(90) and found["left_sphere"] == pytest.approx(90)
 
 
 def test_space_grows_and_turns_less() -> None:

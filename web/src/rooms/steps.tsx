@@ -26,6 +26,7 @@ const direction = (x: Vector): Vector => (norm(x) ? unit(x) : x);
 /** A layer that stays on the sphere. */
 function onSphere(h: Vector, f: Vector, alpha: number, method: Method): Vector {
   const u = direction(h);
+  if (!norm(f)) return u;
   if (method === "ngpt") return direction(add(u, times(alpha, minus(direction(f), u))));
   const v = times(alpha, f);
   const tangent = minus(v, times(dot(u, v), u));
@@ -44,7 +45,7 @@ function along(update: (h: Vector) => Vector, count: number): Vector[] {
 const turn = (x: Vector, y: Vector) => (norm(x) && norm(y) ? angle(x, y) : 90);
 
 function numbers({ f, alpha, count, method }: State): Numbers {
-  const layers = Math.round(count);
+  const layers = Math.floor(count + 0.5);
   const flat = along((h) => add(h, times(alpha, f)), layers);
   const round = along((h) => onSphere(h, f, alpha, method), layers);
   const turns = (path: Vector[]): [number, number] => [turn(path[0]!, path[1]!), turn(path.at(-2)!, path.at(-1)!)];

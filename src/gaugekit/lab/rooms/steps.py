@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,8 @@ from gaugekit.lab.room import Choice, Number, Room, State, Vector
 
 __all__ = ["STEPS"]
 
-START = (0.6, -0.64, 0.48)  # of length 1
+# Of length 1, and opposite to no vector with few digits: nGPT's step to the antipode may end in zero.
+START = (math.sqrt(3 / 6), -math.sqrt(1 / 6), math.sqrt(2 / 6))
 MOST = 12
 
 
@@ -26,9 +28,11 @@ def path(update: Callable[[Tensor], Tensor], count: int) -> Tensor:
 
 def numbers(state: State) -> dict[str, object]:
     f = torch.tensor(state["f"], dtype=torch.float64)
-    alpha, count, method = state["alpha"], round(state["count"]), state["method"]
+    alpha, count, method = state["alpha"], math.floor(state["count"] + 0.5), state["method"]
 
     def on_sphere(h: Tensor) -> Tensor:
+        if not f.any():  # nowhere to go
+            return h
         return lerp(h, f, alpha) if method == "ngpt" else step(h, alpha * f, method=method)
 
     flat, round_ = path(lambda h: h + alpha * f, count), path(on_sphere, count)
