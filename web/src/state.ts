@@ -41,7 +41,7 @@ export function parse(room: string, text: string): State {
     if (word === null) continue;
     const number = (part: string) => (part.trim() === "" ? NaN : Number(part));
     const value = p.kind === "choice" ? word : p.kind === "number" ? number(word) : word.split(",").map(number);
-    state[name] = within(p, value);
+    state[name] = settled(within(p, value));
   }
   return state;
 }

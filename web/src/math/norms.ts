@@ -1,5 +1,5 @@
 // The norms as the browser computes them while a hand drags; gaugekit.geometry.normalization says what they are.
-import { type Matrix, mean, minus, sum, times, type Vector } from "./linear";
+import { type Matrix, mean, minus, sum, type Vector } from "./linear";
 
 export type Norm = "layer" | "rms" | "dyt" | "derf" | "none";
 
@@ -28,7 +28,7 @@ export function normalize(kind: Norm, x: Vector, eps: number, alpha: number): Ve
   if (kind === "none") return [...x];
   const y = kind === "layer" ? centred(x) : x;
   const size = rms(y, eps);
-  return size ? times(1 / size, y) : minus(y, y);
+  return size ? y.map((v) => v / size) : minus(y, y);
 }
 
 /** ∂y/∂x of LayerNorm or RMSNorm without affine part; zero where the norm is of nothing. */
@@ -37,7 +37,7 @@ export function jacobian(kind: "layer" | "rms", x: Vector, eps: number): Matrix 
   const size = rms(y, eps);
   const d = x.length;
   if (!size) return x.map(() => x.map(() => 0));
-  const n = times(1 / size, y);
+  const n = y.map((v) => v / size);
   return n.map((a, i) => n.map((b, j) => (+(i === j) - (kind === "layer" ? 1 / d : 0) - (a * b) / d) / size));
 }
 

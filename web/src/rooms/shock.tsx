@@ -65,7 +65,7 @@ export const shock = room<State, Numbers>({
     { label: "output y", value: n.output, digits: 3 },
     { label: "larger", value: n.side > 0 ? "x₁" : n.side < 0 ? "x₂" : "neither" },
     { label: "|x₁ − x₂|", value: Math.abs(n.projected[0]! - n.projected[1]!) },
-    { label: "length of y", value: n.length, invariant: eps === 0 && kind === "rms" },
+    { label: "length of y", value: n.length, invariant: eps === 0 && kind === "rms" && n.length > 0 },
     { label: "y₁ + y₂", value: n.sum, invariant: kind === "layer" },
     { label: "steepest slope of y", value: n.slope, invariant: eps === 0 && kind === "layer" },
   ],
