@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-__all__ = ["strict_json"]
+__all__ = ["finite", "strict_json"]
 
 
 def strict_json(document: dict[str, Any]) -> str:
@@ -14,12 +14,13 @@ def strict_json(document: dict[str, Any]) -> str:
     try:
         return json.dumps(document, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(document), allow_nan=False)
+        return json.dumps(finite(document), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A document with null for every number that is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

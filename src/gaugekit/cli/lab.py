@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gaugekit.cli.common import BadOption, emit, progress, reporting_errors, tell
-from gaugekit.cli.options import Debug
+from gaugekit.cli.options import Debug, Tokenizer
 
 
 def lab(
@@ -21,12 +21,7 @@ def lab(
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Also probe MODEL on this text.")] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="PATH", show_default="MODEL's own", help="A directory, tokenizer.json or .gguf file."
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     max_tokens: Annotated[
         int,
         typer.Option(

@@ -35,6 +35,12 @@ StoredDtype = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a checkpoint.")]
 Revision = Annotated[str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer", metavar="PATH", show_default="MODEL's own", help="A directory, tokenizer.json or .gguf file."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="PAGE", help="Also write a self-contained page with plots.")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from gaugekit.cli.common import check_device, emit_json, emit_rich, progress, reporting_errors, tell
-from gaugekit.cli.options import Debug, Html, Json, Revision
+from gaugekit.cli.options import Debug, Html, Json, Revision, Tokenizer
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]  # as in the verb, see `gaugekit.cli.options`
 
@@ -26,12 +26,7 @@ def probe(
     text: Annotated[
         Path, typer.Option("--text", metavar="FILE", show_default=False, help="The text that the model reads.")
     ],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="PATH", show_default="MODEL's own", help="A directory, tokenizer.json or .gguf file."
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     length: Annotated[int, typer.Option("--length", min=2, metavar="N", help="Tokens in a window.")] = 256,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Windows that run at a time.")] = 4,
     max_tokens: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from gaugekit.cli.common import check_device, emit_json, emit_rich, progress, reporting_errors
-from gaugekit.cli.options import Debug, Json, MaxShardSize, Model, Out, Overwrite, Revision, StoredDtype
+from gaugekit.cli.options import Debug, Json, MaxShardSize, Model, Out, Overwrite, Revision, StoredDtype, Tokenizer
 
 # As in the verb, see `gaugekit.cli.options`.
 Form = Literal["same", "smaller"]
@@ -44,12 +44,7 @@ def reduce(
         Path | None,
         typer.Option("--eval-text", metavar="FILE", help="Then read a held-out text with MODEL and OUT, side by side."),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="PATH", show_default="MODEL's own", help="A directory, tokenizer.json or .gguf file."
-        ),
-    ] = None,
+    tokenizer: Tokenizer = None,
     length: Annotated[int, typer.Option("--length", min=2, metavar="N", help="Tokens in a window of text.")] = 512,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=0, metavar="N", help="Where to stop reading; 0: at the end of a text.")

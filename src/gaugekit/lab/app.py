@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gaugekit.lab.reports import Reports
+from gaugekit.lab.reports import Made, Reports
 from gaugekit.lab.room import BadState
 from gaugekit.lab.rooms import ROOMS
 
@@ -52,17 +52,17 @@ def application(reports: Reports) -> Starlette:
         numbers = await asyncio.to_thread(found.answer, dict(words))
         return JSONResponse({"numbers": numbers})
 
-    def document(request: Request) -> Response:
+    def made(request: Request) -> Made:
         report = reports.ready(request.path_params["name"])
         if report is None:
             raise HTTPException(404, "there is no such report, or it is not ready")
-        return Response(report.json, media_type="application/json")
+        return report
+
+    def document(request: Request) -> Response:
+        return Response(made(request).json, media_type="application/json")
 
     def page(request: Request) -> Response:
-        report = reports.ready(request.path_params["name"])
-        if report is None:
-            raise HTTPException(404, "there is no such report, or it is not ready")
-        return HTMLResponse(report.html, headers={"content-security-policy": REPORT})
+        return HTMLResponse(made(request).html, headers={"content-security-policy": REPORT})
 
     app = Starlette(
         routes=[

@@ -16,9 +16,9 @@ from gaugekit.errors import GaugekitError
 from gaugekit.lab.app import application
 from gaugekit.lab.reports import Reports
 
-__all__ = ["PORT", "PortTaken", "listen", "serve"]
+__all__ = ["PortTaken", "listen", "serve"]
 
-HOST, PORT = "127.0.0.1", 8417
+HOST = "127.0.0.1"
 
 
 class PortTaken(GaugekitError):
@@ -77,6 +77,6 @@ def _is_lab(port: int) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{HOST}:{port}/session.json", timeout=2) as answer:
-            return "gaugekit" in str(answer.headers.get("server", "")) or "reports" in json.load(answer)
+            return "reports" in json.load(answer)
     except (OSError, URLError, ValueError):
         return False

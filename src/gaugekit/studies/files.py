@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gaugekit.errors import ConfigError, DataError
+from gaugekit.strict import finite
 from gaugekit.studies.study import Result, Study
 
 if TYPE_CHECKING:
@@ -75,12 +75,3 @@ def placed(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink()
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity: null stands for what is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

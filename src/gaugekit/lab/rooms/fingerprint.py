@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ __all__ = ["FINGERPRINT"]
 COUNT = 48
 
 
+@cache
 def states() -> Tensor:
     """(COUNT, 3): drawn once, wider in one direction than in others, around a mean."""
     generator = torch.Generator().manual_seed(0)

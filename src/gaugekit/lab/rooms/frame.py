@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from gaugekit.geometry.dressing import dress
 from gaugekit.lab.room import Number, Room, State
+from gaugekit.lab.rooms.turning import turning
 from gaugekit.linalg import random_orthogonal
 
 __all__ = ["FRAME"]
@@ -18,13 +20,13 @@ LARGEST = 2.4  # the first singular value of the states
 NUDGE = 0.15  # length of what the states are nudged by
 
 
+@cache
 def fixed() -> dict[str, Tensor]:
     """left (4, 2) and right (2, 2): of the states' singular value decomposition; weight (3, 2), that reads the stream;
     nudge (4, 2)."""
     generator = torch.Generator().manual_seed(3)
     left = random_orthogonal(TOKENS, generator)[:, :WIDTH]
-    angle = 0.5
-    right = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+    right = turning(-math.degrees(0.5))
     weight = torch.randn(UNITS, WIDTH, dtype=torch.float64, generator=generator).mul(100).round() / 100
     # A nudge that mixes the two directions: it turns the frame most where the two are of one length.
     mixed = left @ torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64) @ right
@@ -33,8 +35,7 @@ def fixed() -> dict[str, Tensor]:
 
 def numbers(state: State) -> dict[str, object]:
     given = fixed()
-    theta = math.radians(state["theta"])
-    turn = torch.tensor([[math.cos(theta), -math.sin(theta)], [math.sin(theta), math.cos(theta)]], dtype=torch.float64)
+    turn = turning(state["theta"])
     sizes = torch.tensor([LARGEST, LARGEST - state["gap"]], dtype=torch.float64)
     states = (given["left"] * sizes) @ given["right"] @ turn.mT
     weight, nudge = given["weight"] @ turn.mT, given["nudge"] @ turn.mT

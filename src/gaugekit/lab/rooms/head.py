@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gaugekit.lab.room import Choice, Number, Room, State
+from gaugekit.lab.rooms.turning import turning
 from gaugekit.models.spec import Attention, Linear
 from gaugekit.models.view import View
 from gaugekit.optim.pairs import Pair
@@ -24,6 +26,7 @@ OPTIMIZERS = ("sgd", "adam", "quotient")
 Weights = Mapping[str, Tensor]
 
 
+@cache
 def fixed() -> dict[str, Tensor]:
     """Weights, inputs x and targets (TOKENS, WIDTH), drawn once."""
     generator = torch.Generator().manual_seed(5)
@@ -77,18 +80,16 @@ def stepped(weights: Weights, given: Weights, optimizer: str, lr: float) -> Weig
 
 def element(state: State) -> Tensor:
     """S = R(θ) ((s, h), (0, t)): S e₁ has direction θ and length s; `mirror` turns S e₂ round."""
-    theta = math.radians(state["theta"])
-    turn = torch.tensor([[math.cos(theta), -math.sin(theta)], [math.sin(theta), math.cos(theta)]], dtype=torch.float64)
     sign = -1.0 if state["mirror"] == "on" else 1.0
     upper = torch.tensor([[state["first"], sign * state["shear"]], [0.0, sign * state["second"]]], dtype=torch.float64)
-    return turn @ upper
+    return turning(state["theta"]) @ upper
 
 
 def numbers(state: State) -> dict[str, Any]:
     given = fixed()
     start = {name: given[name] for name in NAMES}
     s = element(state)
-    here = moved(start, s)
+    here, before = moved(start, s), products(start)
     attention, output = forward(here, given["x"])
     g_qk, g_vo = products(here)
     found: dict[str, Any] = {"s": s, **here, "g_qk": g_qk, "g_vo": g_vo}
@@ -96,7 +97,7 @@ def numbers(state: State) -> dict[str, Any]:
     for optimizer in OPTIMIZERS:
         behind, first = (stepped(each, given, optimizer, state["lr"]) for each in (here, start))
         away = [x - y for x, y in zip(products(behind), products(first), strict=True)]
-        step = [x - y for x, y in zip(products(first), products(start), strict=True)]
+        step = [x - y for x, y in zip(products(first), before, strict=True)]
         found[f"{optimizer}_first"] = loss_of(first, given)
         found[f"{optimizer}_here"] = loss_of(behind, given)
         found[f"{optimizer}_apart"] = torch.cat(away).norm() / torch.cat(step).norm()

@@ -9,7 +9,7 @@ from gaugekit.geometry import normalization
 from gaugekit.geometry.sphere import angle
 from gaugekit.lab.room import Choice, Number, Room, State, Vector
 
-__all__ = ["NORMS", "SPHERE", "normalized", "turned"]
+__all__ = ["SPHERE"]
 
 NORMS = ("layer", "rms", "dyt", "derf", "none")
 
