@@ -8,9 +8,9 @@ export function defaults(room: string): State {
 
 /** A value as near as its parameter allows; the default for what is no value at all. */
 export function within(p: Parameter, value: Value): Value {
-  const clamp = (x: number) => Math.min(p.kind === "choice" ? x : p.high, Math.max(p.kind === "choice" ? x : p.low, x));
-  if (p.kind === "number") return typeof value === "number" && isFinite(value) ? clamp(value) : p.default;
   if (p.kind === "choice") return p.options.includes(String(value)) ? String(value) : p.default;
+  const clamp = (x: number) => Math.min(p.high, Math.max(p.low, x));
+  if (p.kind === "number") return typeof value === "number" && isFinite(value) ? clamp(value) : p.default;
   const whole = Array.isArray(value) && value.length === p.default.length && value.every(isFinite);
   return whole ? value.map(clamp) : p.default;
 }

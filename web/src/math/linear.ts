@@ -33,7 +33,15 @@ export const product = (a: Matrix, b: Matrix): Matrix => {
 };
 export const plus = (a: Matrix, b: Matrix): Matrix => a.map((row, i) => add(row, b[i]!));
 export const scaled = (c: number, a: Matrix): Matrix => a.map((row) => times(c, row));
-export const identity = (n: number): Matrix => Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => +(i === j)));
+const identity = (n: number): Matrix => Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => +(i === j)));
+/** The turn of the plane, anticlockwise. */
+export function turning(degrees: number): Matrix {
+  const t = (degrees * Math.PI) / 180;
+  return [
+    [Math.cos(t), -Math.sin(t)],
+    [Math.sin(t), Math.cos(t)],
+  ];
+}
 export const inverse2 = ([[a, b], [c, d]]: Matrix): Matrix => {
   const det = a! * d! - b! * c!;
   return [

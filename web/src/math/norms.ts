@@ -42,7 +42,7 @@ export function jacobian(kind: "layer" | "rms", x: Vector, eps: number): Matrix 
 }
 
 /** The error function to double precision: its power series near zero, and the continued fraction of erfc far away. */
-export function erf(x: number): number {
+function erf(x: number): number {
   const a = Math.abs(x);
   if (a < 2.5) {
     let term = a;

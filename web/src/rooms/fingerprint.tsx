@@ -2,8 +2,9 @@ import { apply, dot, eigh, mean, times, unit, type Matrix } from "../math/linear
 import { normalize } from "../math/norms";
 import { given, room } from "../room";
 import { Choice } from "../ui/choice";
-import { Slider } from "../ui/slider";
-import { Arrow3, Axes, circle, Dot3, Handle3, Loop, PlanePatch, Space } from "../ui/space";
+import { Arrow, Dot, Loop } from "../ui/marks";
+import { Sliders } from "../ui/slider";
+import { Axes, circle, Handle3, PlanePatch, Space } from "../ui/space";
 
 type State = { gamma: number[]; norm: "layer" | "rms" };
 type Numbers = { eigenvalues: number[]; predicted: number[]; cosine: number; along: number; semiaxes: number[] };
@@ -71,24 +72,15 @@ export const fingerprint = room<State, Numbers>({
           {state.norm === "layer" && <PlanePatch axis={n.predicted} size={2.4} colour="blue" />}
           {state.norm === "layer" && <Loop points={ring} colour="blue" />}
           {outputs(state).map((y, i) => (
-            <Dot3 key={i} at={y} colour="green" size={3.5} />
+            <Dot key={i} at={y} colour="green" size={3.5} />
           ))}
-          <Arrow3 from={times(-1, n.predicted)} to={times(2.6, n.predicted)} colour="red" label="γ⁻¹" />
-          <Arrow3 to={state.gamma} colour="orange" label="γ" />
+          <Arrow from={times(-1, n.predicted)} to={times(2.6, n.predicted)} colour="red" label="γ⁻¹" />
+          <Arrow to={state.gamma} colour="orange" label="γ" />
           <Handle3 label="Weight γ" at={state.gamma} move={(gamma) => set({ gamma })} />
         </Space>
         <div class="controls">
           <Choice label="Norm" value={state.norm} options={{ layer: "LayerNorm", rms: "RMSNorm" }} set={(kind) => set({ norm: kind })} />
-          {[0, 1, 2].map((i) => (
-            <Slider
-              key={i}
-              label={`γ${"₁₂₃"[i]}`}
-              value={state.gamma[i]!}
-              low={0.2}
-              high={2}
-              set={(value) => set({ gamma: state.gamma.map((v, j) => (i === j ? value : v)) })}
-            />
-          ))}
+          <Sliders label="γ" value={state.gamma} low={0.2} high={2} set={(gamma) => set({ gamma })} />
         </div>
       </>
     );

@@ -1,8 +1,9 @@
 import { add, dot, mean, minus, norm, times, unit } from "../math/linear";
 import { centred, normalize } from "../math/norms";
 import { given, room } from "../room";
+import { Arrow, Dot, Label, Loop } from "../ui/marks";
 import { Slider } from "../ui/slider";
-import { Arrow3, Axes, circle, Dot3, Handle3, Label3, Loop, Space } from "../ui/space";
+import { Axes, circle, Handle3, Space } from "../ui/space";
 
 type State = { scale: number; shift: number };
 type Numbers = { moved: number[]; output: number[]; unsigned: number[]; mean: number; length: number; away: number };
@@ -59,11 +60,11 @@ export const forgotten = room<State, Numbers>({
           <Loop points={circle(ONES, Math.sqrt(3))} colour="grey" />
           <Half sign={1} />
           <Half sign={-1} />
-          <Arrow3 from={times(-3.2, u)} to={times(3.2, u)} colour="grey" label="1" dashed />
-          <Dot3 at={start} colour="grey" label="x" />
-          <Arrow3 to={n.output} colour="green" label="y" />
-          <Dot3 at={times(-1, n.output)} colour="purple" size={3} />
-          <Arrow3 to={n.moved} colour="orange" label="a x + b 1" />
+          <Arrow from={times(-3.2, u)} to={times(3.2, u)} colour="grey" label="1" dashed />
+          <Dot at={start} colour="grey" label="x" />
+          <Arrow to={n.output} colour="green" label="y" />
+          <Dot at={times(-1, n.output)} colour="purple" size={3} />
+          <Arrow to={n.moved} colour="orange" label="a x + b 1" />
           <Handle3 label="The point a x + b 1" at={n.moved} move={drag} />
         </Space>
         <div class="controls">
@@ -87,7 +88,7 @@ function Half({ sign }: { sign: 1 | -1 }) {
   return (
     <g>
       <Loop points={corners} colour={sign > 0 ? "blue" : "purple"} filled />
-      <Label3 at={add(times(-2.6, up), times(sign * 1.2, along))} text={sign > 0 ? "a > 0" : "a < 0"} colour={sign > 0 ? "blue" : "purple"} />
+      <Label at={add(times(-2.6, up), times(sign * 1.2, along))} text={sign > 0 ? "a > 0" : "a < 0"} colour={sign > 0 ? "blue" : "purple"} />
     </g>
   );
 }

@@ -1,7 +1,8 @@
-import { eigh, minus, norm, plus, product, times, transpose, type Matrix } from "../math/linear";
+import { eigh, minus, norm, plus, product, times, transpose, turning, type Matrix } from "../math/linear";
 import { given, room } from "../room";
+import { Arrow, Dot, useProjection } from "../ui/marks";
 import { MatrixTable } from "../ui/numbers";
-import { Arrow, Dot, Handle, Plane, usePlane } from "../ui/plane";
+import { Handle, Plane } from "../ui/plane";
 import { Slider } from "../ui/slider";
 
 type State = { theta: number; gap: number };
@@ -31,11 +32,7 @@ function dress(x: Matrix): Matrix {
 }
 
 function numbers({ theta, gap }: State): Numbers {
-  const t = (theta * Math.PI) / 180;
-  const back = [
-    [Math.cos(t), Math.sin(t)],
-    [-Math.sin(t), Math.cos(t)],
-  ]; // transposed: rows are turned
+  const back = turning(-theta); // rows are turned from the right
   const sizes = [G.largest, G.largest - gap];
   const states = product(product(G.left.map((row) => row.map((v, j) => v * sizes[j]!)), G.right), back);
   const weight = product(G.weight, back);
@@ -55,6 +52,7 @@ function numbers({ theta, gap }: State): Numbers {
 }
 
 const REACH = 2.6;
+const HANDLE = 2;
 const NAMES = "abcd";
 
 function Tokens({ at, nudged }: { at: Matrix; nudged?: Matrix }) {
@@ -70,16 +68,17 @@ function Tokens({ at, nudged }: { at: Matrix; nudged?: Matrix }) {
   );
 }
 
-/** The two axes of the frame as it was. */
+/** The two axes of the frame as it was, and the circle on which the first one's handle goes round. */
 function Turned({ theta }: { theta: number }) {
-  const { x, y } = usePlane();
-  const t = (theta * Math.PI) / 180;
+  const { project, unit } = useProjection();
+  const [x, y] = project([0, 0]);
   return (
     <g class="axis" aria-hidden="true">
-      {[t, t + Math.PI / 2].map((a) => (
-        <line key={a} x1={x(-9 * Math.cos(a))} y1={y(-9 * Math.sin(a))} x2={x(9 * Math.cos(a))} y2={y(9 * Math.sin(a))} />
-      ))}
-      <circle class="outline stroke-grey" cx={x(0)} cy={y(0)} r={x(2) - x(0)} />
+      {turning(theta).map((axis, i) => {
+        const [dx, dy] = [9 * unit * axis[0]!, 9 * unit * axis[1]!];
+        return <line key={i} x1={x - dx} y1={y - dy} x2={x + dx} y2={y + dy} />;
+      })}
+      <circle class="outline stroke-grey" cx={x} cy={y} r={HANDLE * unit} />
     </g>
   );
 }
@@ -102,7 +101,7 @@ export const frame = room<State, Numbers>({
     { label: "X̂ of token a", value: n.dressed[0]!, digits: 3 },
   ],
   View: ({ state, numbers: n, set }) => {
-    const t = (state.theta * Math.PI) / 180;
+    const first = times(HANDLE, transpose(turning(state.theta))[0]!);
     const rows = ["a", "b", "c", "d"];
     return (
       <>
@@ -112,10 +111,10 @@ export const frame = room<State, Numbers>({
             <Plane label="Four tokens in the frame of the stream" reach={REACH} grid={false}>
               <Turned theta={state.theta} />
               <Tokens at={n.states} />
-              <Arrow to={times(2, [Math.cos(t), Math.sin(t)])} colour="orange" />
+              <Arrow to={first} colour="orange" />
               <Handle
                 label="The frame’s first axis"
-                at={times(2, [Math.cos(t), Math.sin(t)])}
+                at={first}
                 move={([x, y]) => set({ theta: (Math.atan2(y, x) * 180) / Math.PI })}
               />
             </Plane>

@@ -1,10 +1,11 @@
 import { print } from "../format";
 import { forward, loss, moved, type Optimizer, products, ratio, stepped, type Task, type Weights } from "../math/head";
-import { product, type Matrix } from "../math/linear";
+import { add, apply, product, times, turning, type Matrix } from "../math/linear";
 import { given, room } from "../room";
 import { Choice } from "../ui/choice";
+import { Arrow, Loop } from "../ui/marks";
 import { MatrixTable } from "../ui/numbers";
-import { Arrow, Handle, Plane, usePlane } from "../ui/plane";
+import { Handle, Plane } from "../ui/plane";
 import { Slider } from "../ui/slider";
 import "./head.css";
 
@@ -28,13 +29,8 @@ const OPTIMIZERS: Record<Optimizer, string> = { sgd: "SGD", adam: "Adam", quotie
 const NAMES = Object.keys(OPTIMIZERS) as Optimizer[];
 
 function element({ theta, first, shear, second, mirror }: State): Matrix {
-  const t = (theta * Math.PI) / 180;
   const sign = mirror === "on" ? -1 : 1;
-  const turn = [
-    [Math.cos(t), -Math.sin(t)],
-    [Math.sin(t), Math.cos(t)],
-  ];
-  return product(turn, [
+  return product(turning(theta), [
     [first, sign * shear],
     [0, sign * second],
   ]);
@@ -58,13 +54,6 @@ function numbers(state: State): Numbers {
 
 const REACH = 3.2;
 
-function Parallelogram({ s }: { s: Matrix }) {
-  const { x, y } = usePlane();
-  const [a, b] = [0, 1].map((j) => s.map((row) => row[j]!)) as [number[], number[]];
-  const corners = [[0, 0], a, [a[0]! + b[0]!, a[1]! + b[1]!], b];
-  return <polygon class="area fill-blue" points={corners.map(([u, v]) => `${x(u!)},${y(v!)}`).join(" ")} />;
-}
-
 export const head = room<State, Numbers>({
   name: "head",
   title: "Gauge of a head",
@@ -85,14 +74,14 @@ export const head = room<State, Numbers>({
     { label: "QuotientSGD, apart", value: n.quotient_apart, invariant: true },
   ],
   View: ({ state, numbers: n, set }) => {
-    const t = (state.theta * Math.PI) / 180;
+    const back = turning(-state.theta);
     const sign = state.mirror === "on" ? -1 : 1;
     const column = (j: number) => n.s.map((row) => row[j]!);
     return (
       <div class="bench">
           <div class="stage">
           <Plane label="The basis S: where it takes the two unit vectors" reach={REACH}>
-            <Parallelogram s={n.s} />
+            <Loop points={[[0, 0], column(0), add(column(0), column(1)), column(1)]} colour="blue" filled />
             <Arrow to={column(0)} colour="orange" label="S e₁" />
             <Arrow to={column(1)} colour="purple" label="S e₂" />
             <Handle
@@ -104,12 +93,10 @@ export const head = room<State, Numbers>({
               label="S e₂"
               at={column(1)}
               colour="purple"
-              move={([x, y]) =>
-                set({
-                  shear: sign * (Math.cos(t) * x + Math.sin(t) * y),
-                  second: sign * (Math.cos(t) * y - Math.sin(t) * x),
-                })
-              }
+              move={(to) => {
+                const [shear, second] = times(sign, apply(back, to)) as [number, number];
+                set({ shear, second });
+              }}
             />
           </Plane>
         <div class="controls">

@@ -1,7 +1,8 @@
 import { dot, softmax, sum, times, type Matrix, type Vector } from "../math/linear";
 import { given, room } from "../room";
 import { Choice } from "../ui/choice";
-import { Arrow, Handle, Label, Plane, usePlane } from "../ui/plane";
+import { Arrow, Label, useProjection } from "../ui/marks";
+import { Handle, Plane } from "../ui/plane";
 import { Slider } from "../ui/slider";
 import "./keys.css";
 
@@ -13,7 +14,7 @@ const KEYS = given<{ plain: Matrix; layer: Matrix; never: number[] }>("keys");
 const TIE = 1e-9;
 const NAMES = "abcdefg";
 
-const never = (state: State) => (state.keys === "plain" ? KEYS.never : KEYS.never.map(() => 0));
+const never = (keys: State["keys"]) => (keys === "plain" ? KEYS.never : KEYS.never.map(() => 0));
 
 function numbers(state: State): Numbers {
   const scores = KEYS[state.keys].map((key) => state.sharpness * dot(key, state.q));
@@ -24,31 +25,24 @@ function numbers(state: State): Numbers {
     winner: scores.findIndex((s) => s >= best[0]! - TIE),
     lead: best[0]! - best[1]!,
     entropy: -sum(weights.map((w) => (w > 0 ? w * Math.log(w) : 0))),
-    never: sum(never(state)),
+    never: sum(never(state.keys)),
   };
 }
 
 const REACH = 2.3;
 
-/** The keys on the hull, in order around it. */
-function hull(keys: Matrix): number[] {
+/** The keys that can win, which are the corners of the hull, in order around it. */
+function hull(keys: Matrix, never: number[]): number[] {
+  const angle = (i: number) => Math.atan2(keys[i]![1]!, keys[i]![0]!);
   return keys
     .map((_, i) => i)
-    .filter((i) => wins(keys, i).length > 0)
-    .sort((i, j) => Math.atan2(keys[i]![1]!, keys[i]![0]!) - Math.atan2(keys[j]![1]!, keys[j]![0]!));
-}
-
-/** The directions, in degrees, in which a key wins. */
-function wins(keys: Matrix, i: number): number[] {
-  return Array.from({ length: 720 }, (_, t) => t / 2).filter((t) => {
-    const q = [Math.cos((t * Math.PI) / 180), Math.sin((t * Math.PI) / 180)];
-    return keys.every((key, j) => j === i || dot(keys[i]!, q) > dot(key, q));
-  });
+    .filter((i) => !never[i])
+    .sort((i, j) => angle(i) - angle(j));
 }
 
 /** Between neighbours of the hull the queries that prefer neither: where one key's cone ends and the next begins. */
-function borders(keys: Matrix): { key: number; from: Vector; to: Vector }[] {
-  const order = hull(keys);
+function borders(keys: Matrix, never: number[]): { key: number; from: Vector; to: Vector }[] {
+  const order = hull(keys, never);
   const edge = (a: number, b: number): Vector => {
     const [x, y] = [keys[b]![0]! - keys[a]![0]!, keys[b]![1]! - keys[a]![1]!];
     return times(1 / Math.hypot(x, y), [y, -x]); // outwards, since the order is anticlockwise
@@ -60,11 +54,12 @@ function borders(keys: Matrix): { key: number; from: Vector; to: Vector }[] {
   }));
 }
 
-const CONES = { plain: borders(KEYS.plain), layer: borders(KEYS.layer) };
+const CONES = { plain: borders(KEYS.plain, never("plain")), layer: borders(KEYS.layer, never("layer")) };
 
 function Cones({ state, winner }: { state: State; winner: number }) {
-  const { x, y } = usePlane();
+  const { project } = useProjection();
   const far = 4 * REACH;
+  const through = (points: Vector[]) => points.map((each) => project(each).join()).join(" ");
   return (
     <g aria-hidden="true">
       {CONES[state.keys].map(({ key, from, to }, n) => {
@@ -73,32 +68,35 @@ function Cones({ state, winner }: { state: State; winner: number }) {
           <polygon
             key={key}
             class={`cone ${key === winner ? "fill-orange" : n % 2 ? "fill-grey" : "fill-grey alternate"}`}
-            points={corners.map(([a, b]) => `${x(a!)},${y(b!)}`).join(" ")}
+            points={through(corners)}
           />
         );
       })}
-      <polygon class="hull" points={CONES[state.keys].map(({ key }) => KEYS[state.keys][key]!).map(([a, b]) => `${x(a!)},${y(b!)}`).join(" ")} />
+      <polygon class="hull" points={through(CONES[state.keys].map(({ key }) => KEYS[state.keys][key]!))} />
     </g>
   );
 }
 
 function Keys({ state, numbers: n }: { state: State; numbers: Numbers }) {
-  const { x, y } = usePlane();
-  const lost = never(state);
+  const { project } = useProjection();
+  const lost = never(state.keys);
   return (
     <g>
-      {KEYS[state.keys].map((key, i) => (
-        <g key={i}>
-          <circle
-            class={`${lost[i] ? "fill-red" : "fill-blue"} ${i === n.winner ? "winner" : ""}`}
-            cx={x(key[0]!)}
-            cy={y(key[1]!)}
-            r={5 + 22 * Math.sqrt(n.weights[i]!)}
-            opacity={0.75}
-          />
-          <Label at={key} text={`${NAMES[i]}${lost[i] ? " never" : ""}  ${Math.round(100 * n.weights[i]!)} %`} colour={lost[i] ? "red" : "blue"} />
-        </g>
-      ))}
+      {KEYS[state.keys].map((key, i) => {
+        const [x, y] = project(key);
+        return (
+          <g key={i}>
+            <circle
+              class={`${lost[i] ? "fill-red" : "fill-blue"} ${i === n.winner ? "winner" : ""}`}
+              cx={x}
+              cy={y}
+              r={5 + 22 * Math.sqrt(n.weights[i]!)}
+              opacity={0.75}
+            />
+            <Label at={key} text={`${NAMES[i]}${lost[i] ? " never" : ""}  ${Math.round(100 * n.weights[i]!)} %`} colour={lost[i] ? "red" : "blue"} />
+          </g>
+        );
+      })}
     </g>
   );
 }

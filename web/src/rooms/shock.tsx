@@ -2,7 +2,8 @@ import { norm, singularValues, sum } from "../math/linear";
 import { centred, jacobian, normalize } from "../math/norms";
 import { room } from "../room";
 import { Choice } from "../ui/choice";
-import { Arrow, Dot, Handle, Label, Plane, usePlane } from "../ui/plane";
+import { Arrow, Dot, Label, Loop, useProjection } from "../ui/marks";
+import { Handle, Plane } from "../ui/plane";
 import { Slider } from "../ui/slider";
 import "./shock.css";
 
@@ -24,13 +25,14 @@ function numbers({ x, norm: kind, eps }: State): Numbers {
 const REACH = 3.3;
 
 function Halves() {
-  const { x, y } = usePlane();
-  const corner = (a: number, b: number) => `${x(a)},${y(b)}`;
+  const { project } = useProjection();
+  const [low, high] = [[-REACH, -REACH], [REACH, REACH]];
+  const [[x1, y1], [x2, y2]] = [project(low), project(high)];
   return (
     <g aria-hidden="true">
-      <polygon class="area fill-blue" points={[corner(-REACH, -REACH), corner(REACH, REACH), corner(REACH, -REACH)].join(" ")} />
-      <polygon class="area fill-purple" points={[corner(-REACH, -REACH), corner(REACH, REACH), corner(-REACH, REACH)].join(" ")} />
-      <line class="shore" x1={x(-REACH)} y1={y(-REACH)} x2={x(REACH)} y2={y(REACH)} />
+      <Loop points={[low, high, [REACH, -REACH]]} colour="blue" filled />
+      <Loop points={[low, high, [-REACH, REACH]]} colour="purple" filled />
+      <line class="shore" x1={x1} y1={y1} x2={x2} y2={y2} />
       <Label at={[-2.2, -2.3]} text="x₁ = x₂" />
     </g>
   );
@@ -38,9 +40,10 @@ function Halves() {
 
 /** All that can come out. */
 function Outputs({ state }: { state: State }) {
-  const { x, y } = usePlane();
-  if (state.norm === "rms") return <circle class="curve stroke-green" cx={x(0)} cy={y(0)} r={x(Math.SQRT2) - x(0)} />;
-  if (state.eps > 0) return <line class="curve stroke-green" x1={x(1)} y1={y(-1)} x2={x(-1)} y2={y(1)} />;
+  const { project, unit } = useProjection();
+  const [x, y] = project([0, 0]);
+  if (state.norm === "rms") return <circle class="curve stroke-green" cx={x} cy={y} r={Math.SQRT2 * unit} />;
+  if (state.eps > 0) return <Loop points={[[1, -1], [-1, 1]]} colour="green" open />;
   return (
     <>
       <Dot at={[1, -1]} colour="blue" size={7} label="(1, −1)" />

@@ -1,6 +1,7 @@
 import { Choice } from "../ui/choice";
-import { Slider } from "../ui/slider";
-import { Arrow3, Axes, circle, Dot3, Handle3, Loop, PlanePatch, Space, Sphere } from "../ui/space";
+import { Arrow, Dot, Loop } from "../ui/marks";
+import { Slider, Sliders } from "../ui/slider";
+import { Axes, circle, Handle3, PlanePatch, Space, Sphere } from "../ui/space";
 import { angle, mean, norm } from "../math/linear";
 import { centred, type Norm, normalize, NORMS } from "../math/norms";
 import { room } from "../room";
@@ -80,10 +81,10 @@ export const sphere = room<State, Numbers>({
             [0, 1, 2].map((i) => (
               <Loop key={i} colour="purple" points={ellipse(circle([0, 1, 2].map((j) => +(i === j)), Math.sqrt(3)))} />
             ))}
-          {state.norm === "layer" && <Arrow3 from={state.x} to={n.projected} colour="blue" dashed />}
-          {state.norm === "layer" && <Dot3 at={n.projected} colour="blue" label="P x" />}
-          <Arrow3 to={n.output} colour="green" label="y" />
-          <Arrow3 to={state.x} colour="orange" label="x" />
+          {state.norm === "layer" && <Arrow from={state.x} to={n.projected} colour="blue" dashed />}
+          {state.norm === "layer" && <Dot at={n.projected} colour="blue" label="P x" />}
+          <Arrow to={n.output} colour="green" label="y" />
+          <Arrow to={state.x} colour="orange" label="x" />
           <Handle3 label="Input x" at={state.x} move={(x) => set({ x })} />
         </Space>
         <div class="controls">
@@ -95,17 +96,7 @@ export const sphere = room<State, Numbers>({
             <Slider label="α" value={state.alpha} low={0.1} high={3} set={(alpha) => set({ alpha })} />
           )}
           <Choice label="Affine part γ" value={state.affine} options={{ off: "1", on: "γ" }} set={(affine) => set({ affine })} />
-          {state.affine === "on" &&
-            [0, 1, 2].map((i) => (
-              <Slider
-                key={i}
-                label={`γ${"₁₂₃"[i]}`}
-                value={state.gamma[i]!}
-                low={0.2}
-                high={2}
-                set={(value) => set({ gamma: state.gamma.map((v, j) => (i === j ? value : v)) })}
-              />
-            ))}
+          {state.affine === "on" && <Sliders label="γ" value={state.gamma} low={0.2} high={2} set={(gamma) => set({ gamma })} />}
         </div>
       </>
     );

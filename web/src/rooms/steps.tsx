@@ -1,8 +1,9 @@
 import { add, angle, dot, minus, norm, times, unit, type Vector } from "../math/linear";
 import { given, room } from "../room";
 import { Choice } from "../ui/choice";
+import { Arrow, Dot, Loop } from "../ui/marks";
 import { Slider } from "../ui/slider";
-import { Arrow3, Axes, Dot3, Handle3, Loop, Space, Sphere } from "../ui/space";
+import { Axes, Handle3, Space, Sphere } from "../ui/space";
 
 type Method = "ngpt" | "retract" | "exp";
 type State = { f: number[]; alpha: number; count: number; method: Method };
@@ -97,15 +98,15 @@ export const steps = room<State, Numbers>({
           <Loop points={n.path} colour="purple" open />
           <Loop points={n.path_sphere} colour="green" open />
           {n.path.slice(1).map((at, i) => (
-            <Dot3 key={i} at={at} colour="purple" size={3.5} />
+            <Dot key={i} at={at} colour="purple" size={3.5} />
           ))}
           {n.path_sphere.slice(1).map((at, i) => (
-            <Dot3 key={i} at={at} colour="green" size={3.5} />
+            <Dot key={i} at={at} colour="green" size={3.5} />
           ))}
-          <Arrow3 to={n.path.at(-1)!} colour="purple" label="in space" dashed />
-          <Arrow3 to={n.path_sphere.at(-1)!} colour="green" label="on the sphere" />
-          <Dot3 at={start} colour="blue" label="h" />
-          <Arrow3 to={state.f} colour="orange" label="f" />
+          <Arrow to={n.path.at(-1)!} colour="purple" label="in space" dashed />
+          <Arrow to={n.path_sphere.at(-1)!} colour="green" label="on the sphere" />
+          <Dot at={start} colour="blue" label="h" />
+          <Arrow to={state.f} colour="orange" label="f" />
           <Handle3 label="What a layer puts out, f" at={state.f} move={(f) => set({ f })} />
         </Space>
         <div class="controls">

@@ -2,8 +2,9 @@ import { add, apply, dot, eigh, norm, sum, times, transpose, unit, type Matrix }
 import { centred, jacobian as slope, normalize } from "../math/norms";
 import { given, room } from "../room";
 import { Choice } from "../ui/choice";
+import { Arrow, Dot, Loop } from "../ui/marks";
 import { Slider } from "../ui/slider";
-import { Arrow3, Axes, circle, Dot3, Handle3, Loop, PlanePatch, Space, Sphere } from "../ui/space";
+import { Axes, circle, Handle3, PlanePatch, Space, Sphere } from "../ui/space";
 
 type State = { x: number[]; g: number[]; norm: "layer" | "rms" | "dyt"; eps: number };
 type Numbers = {
@@ -90,11 +91,11 @@ export const tangent = room<State, Numbers>({
           {[0, 1, 2].map((i) => (
             <Loop key={i} points={image([0, 1, 2].map((j) => +(i === j)))} colour="green" />
           ))}
-          <Arrow3 to={n.output} colour="green" label="y" />
-          <Arrow3 from={n.output} to={add(n.output, state.g)} colour="purple" label="g" />
-          <Arrow3 from={state.x} to={add(state.x, n.behind)} colour="red" label="Jᵀ g" />
-          <Arrow3 to={state.x} colour="orange" label="x" />
-          <Dot3 at={n.output} colour="green" size={3} />
+          <Arrow to={n.output} colour="green" label="y" />
+          <Arrow from={n.output} to={add(n.output, state.g)} colour="purple" label="g" />
+          <Arrow from={state.x} to={add(state.x, n.behind)} colour="red" label="Jᵀ g" />
+          <Arrow to={state.x} colour="orange" label="x" />
+          <Dot at={n.output} colour="green" size={3} />
           <Handle3 label="Input x" at={state.x} move={(x) => set({ x })} />
           <Handle3
             label="Gradient g"

@@ -7,7 +7,7 @@ interface Handlers {
 }
 
 /** From the page to the coordinates of the drawing in which an element lies. */
-export function placeIn(svg: SVGSVGElement, event: PointerEvent): [number, number] {
+function placeIn(svg: SVGSVGElement, event: PointerEvent): [number, number] {
   const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM()!.inverse());
   return [point.x, point.y];
 }

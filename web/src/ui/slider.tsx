@@ -36,3 +36,29 @@ export function Slider({ label, value, low, high, step, log, set }: Props) {
     </div>
   );
 }
+
+interface VectorProps {
+  label: string; // each entry gets its number
+  value: number[];
+  low: number;
+  high: number;
+  set(value: number[]): void;
+}
+
+/** A slider for every entry. */
+export function Sliders({ label, value, low, high, set }: VectorProps) {
+  return (
+    <>
+      {value.map((entry, i) => (
+        <Slider
+          key={i}
+          label={`${label}${"₁₂₃"[i]}`}
+          value={entry}
+          low={low}
+          high={high}
+          set={(now) => set(value.map((v, j) => (i === j ? now : v)))}
+        />
+      ))}
+    </>
+  );
+}

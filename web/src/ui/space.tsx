@@ -4,18 +4,15 @@ import { useContext, useMemo, useRef, useState } from "preact/hooks";
 import { print } from "../format";
 import { add, cross, dot, minus, norm, times, unit as unitVector, type Vector } from "../math/linear";
 import { draggable } from "./drag";
-import { Arrowheads, type Colour, head, SIZE } from "./plane";
+import { Arrowheads, type Colour, Loop, Projected, type Projection, SIZE, useProjection } from "./marks";
 
-interface Camera {
+interface Camera extends Projection {
   right: Vector;
   up: Vector;
   toward: Vector; // to the eye
-  project(x: Vector): [number, number];
-  unit: number;
 }
 
 const Seen = createContext<Camera>(null as unknown as Camera);
-export const useCamera = () => useContext(Seen);
 
 interface Props {
   label: string;
@@ -48,7 +45,9 @@ export function Space({ label, reach, turn = [35, 25], children }: Props) {
           by: (right, up) => to(yaw + 5 * right, pitch + 5 * up),
         })}
       />
-      <Seen.Provider value={camera}>{children}</Seen.Provider>
+      <Seen.Provider value={camera}>
+        <Projected.Provider value={camera}>{children}</Projected.Provider>
+      </Seen.Provider>
     </svg>
   );
 }
@@ -61,46 +60,6 @@ function cameraOf(yaw: number, pitch: number, unit: number): Camera {
   const up = cross(toward, right);
   const project = (x: Vector): [number, number] => [SIZE / 2 + unit * dot(x, right), SIZE / 2 - unit * dot(x, up)];
   return { right, up, toward, project, unit };
-}
-
-export function Arrow3({ from = [0, 0, 0], to, colour, label, dashed }: { from?: Vector; to: Vector; colour: Colour; label?: string; dashed?: boolean }) {
-  const { project } = useCamera();
-  const [x1, y1] = project(from);
-  const [x2, y2] = project(to);
-  const long = Math.hypot(x2 - x1, y2 - y1) > 3;
-  return (
-    <g>
-      <line class={`arrow stroke-${colour}${dashed ? " dashed" : ""}`} x1={x1} y1={y1} x2={x2} y2={y2} marker-end={long ? head(colour) : undefined} />
-      {label && <Label3 at={to} text={label} colour={colour} />}
-    </g>
-  );
-}
-
-export function Label3({ at, text, colour = "grey" }: { at: Vector; text: string; colour?: Colour }) {
-  const [x, y] = useCamera().project(at);
-  const left = x > 0.85 * SIZE;
-  return (
-    <text class={`label fill-${colour}`} x={x + (left ? -10 : 10)} y={y - 9} text-anchor={left ? "end" : "start"}>
-      {text}
-    </text>
-  );
-}
-
-export function Dot3({ at, colour, size = 5, label }: { at: Vector; colour: Colour; size?: number; label?: string }) {
-  const [x, y] = useCamera().project(at);
-  return (
-    <g>
-      <circle class={`fill-${colour}`} cx={x} cy={y} r={size} />
-      {label && <Label3 at={at} text={label} colour={colour} />}
-    </g>
-  );
-}
-
-/** A closed curve through points, or an area. What is behind `around` (a sphere's middle) is dashed. */
-export function Loop({ points, colour, filled, open }: { points: Vector[]; colour: Colour; filled?: boolean; open?: boolean }) {
-  const { project } = useCamera();
-  const path = points.map((p, i) => `${i ? "L" : "M"}${project(p).map((v) => v.toFixed(1)).join(" ")}`).join("") + (open ? "" : "Z");
-  return <path class={filled ? `area fill-${colour}` : `curve stroke-${colour}`} d={path} />;
 }
 
 /** Circle of a radius around a point, at right angles to an axis. */
@@ -123,7 +82,7 @@ export function basis(axis: Vector): [Vector, Vector] {
 
 /** A sphere: its outline and three great circles. */
 export function Sphere({ radius, colour = "grey" }: { radius: number; colour?: Colour }) {
-  const { unit } = useCamera();
+  const { unit } = useProjection();
   return (
     <g class="sphere">
       <circle class={`outline stroke-${colour}`} cx={SIZE / 2} cy={SIZE / 2} r={unit * radius} />
@@ -143,7 +102,7 @@ export function PlanePatch({ axis, size, at = [0, 0, 0], colour }: { axis: Vecto
 
 /** The three axes. */
 export function Axes({ reach }: { reach: number }) {
-  const { project } = useCamera();
+  const { project } = useProjection();
   return (
     <g class="axis">
       {[0, 1, 2].map((i) => {
@@ -173,7 +132,7 @@ interface HandleProps {
 
 /** A point in space: a pointer drags it at right angles to the line of sight, arrow keys too, Page Up and Down along it. */
 export function Handle3({ label, at, step = 0.05, colour = "orange", move }: HandleProps) {
-  const { project, right, up, toward, unit } = useCamera();
+  const { project, right, up, toward, unit } = useContext(Seen);
   const [x, y] = project(at);
   const from = useRef<Vector>(at);
   const by = draggable({
