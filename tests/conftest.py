@@ -1,4 +1,4 @@
-"""A browser for whatever is shown in one."""
+"""A browser for whatever is shown in one, and pages that keep what they ask for and complain of."""
 
 from __future__ import annotations
 
@@ -22,3 +22,38 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield chromium
         chromium.close()
+
+
+class Heard:
+    """Pages of a browser, all that they asked for and all that they complained of."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self.pages: list[Any] = []
+
+    @property
+    def fetched(self) -> list[str]:
+        """What was asked for and does not lie in a page itself."""
+        return [url for url in self.asked if not url.startswith(("data:", "blob:"))]
+
+    def open(self, address: str, width: int = 1280, **options: Any) -> Any:
+        page = self._browser.new_page(viewport={"width": width, "height": 800}, **options)
+        page.on("request", lambda each: self.asked.append(each.url))
+        page.on("console", lambda each: self.said.append(f"{each.type}: {each.text}"))
+        page.on("pageerror", lambda each: self.said.append(str(each)))
+        page.on("dialog", lambda each: (self.said.append(f"dialog: {each.message}"), each.dismiss()))
+        self.pages.append(page)
+        page.goto(address)
+        return page
+
+
+@pytest.fixture
+def heard(browser: Any) -> Iterator[Heard]:
+    """What a page says on the console is a failure, unless a test takes it out of `said`."""
+    found = Heard(browser)
+    yield found
+    for page in found.pages:
+        page.close()
+    assert found.said == []

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -16,6 +15,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import transformers
+from commands import Stopped, heavy_for_help, strict
 from on_disk import WEIGHTS, edited, letters, reconfigured, tokenizer
 from safetensors.torch import load_file
 
@@ -25,12 +25,6 @@ from gaugekit.verbs.aligning import Cost
 from gaugekit.verbs.mates import Allowed
 
 Run = Callable[..., Any]
-
-
-def strict(text: str) -> dict[str, Any]:
-    """One JSON document and a newline, without NaN."""
-    assert text.endswith("}\n") and text.count("\n") == 1
-    return json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="session")
@@ -288,37 +282,11 @@ def broken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return found
 
 
-SLOW = """
-import sys, time
-import gaugekit.checkpoint.writer as writer
-from gaugekit.cli.main import main
-
-store = writer._store
-
-def slow(*arguments):
-    store(*arguments)
-    print("writing", flush=True)
-    time.sleep(60)
-
-writer._store = slow
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send here")
 def test_an_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    running = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "align", folder / "a", folder / "b", tmp_path / "c"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdout is not None
-    assert running.stdout.readline() == "writing\n"
+    running = Stopped("gaugekit.checkpoint.writer", "_store", "align", folder / "a", folder / "b", tmp_path / "c")
     assert [path.name.startswith(".c.partial-") for path in tmp_path.iterdir()] == [True]
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (130, "gaugekit: interrupted\n")
+    assert running.by(signal.SIGINT) == (130, "gaugekit: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -326,13 +294,7 @@ def test_help_is_quick(run: Run) -> None:
     text = " ".join(run("align", "--help").out.split())
     for option in ("--cost", "--allow", "--text", "--refine", "--no-verify"):
         assert option in text
-    code = (
-        "import sys; from gaugekit.cli.main import main; main(['align', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'plotly', 'jinja2'} & set(sys.modules)\n"
-        "print(*heavy, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr == "\n"
+    assert heavy_for_help("align") == ""
 
 
 def test_choices_are_those_of_the_verb() -> None:

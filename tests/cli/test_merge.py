@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from commands import Stopped, heavy_for_help, strict
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 Run = Callable[..., Any]
 WEIGHTS = "model.safetensors"
 TEXT = "the model reads what was written and writes what was read so that nobody knows who began "
-
-
-def strict(text: str) -> dict[str, Any]:
-    """One JSON document and a newline, without NaN."""
-    assert text.endswith("}\n") and text.count("\n") == 1
-    return json.loads(text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="session")
@@ -164,51 +157,18 @@ def test_a_model_that_is_no_path(run: Run, recipe: Path, tmp_path: Path, where: 
     assert re.fullmatch(rf"gaugekit: {where}: cannot be opened \(.*\); check the path\n", result.err)
 
 
-SLOW = """
-import sys, time
-import gaugekit.verbs.{module} as place
-from gaugekit.cli.main import main
-
-before = place.{name}
-
-def slow(*arguments, **options):
-    before(*arguments, **options)
-    print("under way", flush=True)
-    time.sleep(60)
-
-place.{name} = slow
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send here")
 @pytest.mark.parametrize("options", [["--text", "words.txt"], ["--export-mergekit"]], ids=["way", "export"])
 def test_an_interrupt_leaves_nothing(pair: Path, recipe: Path, tmp_path: Path, options: list[str]) -> None:
     place = ("barriers", "load_model") if "--text" in options else ("exporting", "write")
-    program = SLOW.format(module=place[0], name=place[1])
     options = [str(pair / each) if each.endswith(".txt") else each for each in options]
-    running = subprocess.Popen(
-        [sys.executable, "-c", program, "merge", recipe, tmp_path / "out", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdout is not None
-    assert running.stdout.readline() == "under way\n"
+    running = Stopped(f"gaugekit.verbs.{place[0]}", place[1], "merge", recipe, tmp_path / "out", *options)
     assert any(path.name.startswith(".out.") for path in tmp_path.iterdir())
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=30)
-    assert (running.returncode, err) == (130, "gaugekit: interrupted\n")
+    assert running.by(signal.SIGINT) == (130, "gaugekit: interrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 def test_help_is_quick(run: Run) -> None:
     text = " ".join(run("merge", "--help").out.split())
     assert "task_arithmetic, ties, dare_linear, dare_ties" in text
-    code = (
-        "import sys; from gaugekit.cli.main import main; main(['merge', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'plotly', 'jinja2'} & set(sys.modules)\n"
-        "print(*heavy, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr == "\n"
+    assert heavy_for_help("merge") == ""

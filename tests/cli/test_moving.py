@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import transformers
+from commands import Stopped, heavy_for_help, strict
 from safetensors.torch import load_file, save_file
 
 from gaugekit.cli import canonicalize as canonicalize_command
@@ -27,12 +26,6 @@ from gaugekit.verbs.scramble import PARTS
 
 Run = Callable[..., Any]
 WEIGHTS = "model.safetensors"
-
-
-def strict(text: str) -> dict[str, Any]:
-    """One JSON document and a newline, without NaN."""
-    assert text.endswith("}\n") and text.count("\n") == 1
-    return json.loads(text, parse_constant=pytest.fail)
 
 
 def edited(path: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
@@ -307,40 +300,14 @@ def test_a_zero_norm_weight_is_told(run: Run, checkpoint: Path, tmp_path: Path) 
     assert run("verify", checkpoint, tmp_path / "out").code == 0
 
 
-SLOW = """
-import sys, time
-import gaugekit.checkpoint.writer as writer
-from gaugekit.cli.main import main
-
-store = writer._store
-
-def slow(*arguments):
-    store(*arguments)
-    print("writing", flush=True)
-    time.sleep(60)
-
-writer._store = slow
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to catch here")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_nothing(saved: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     out = tmp_path / "out"
-    program = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "canonicalize", saved, out],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "writing\n"
+    program = Stopped("gaugekit.checkpoint.writer", "_store", "canonicalize", saved, out)
     assert [path.name.startswith(".out.partial-") for path in tmp_path.iterdir()] == [True]
-    program.send_signal(number)
-    _, err = program.communicate(timeout=30)
-    assert (program.returncode, list(tmp_path.iterdir())) == (code, [])
-    assert err == ("gaugekit: interrupted\n" if number == signal.SIGINT else "")
+    assert program.by(number) == (code, "gaugekit: interrupted\n" if number == signal.SIGINT else "")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["scramble", "verify", "canonicalize", "compare"])
@@ -348,13 +315,7 @@ def test_help_is_quick_and_names_the_exit_codes(run: Run, command: str) -> None:
     text = run(command, "--help").out
     assert "1 not equivalent" in " ".join(text.split())
     assert "[@revision]" in text
-    code = (
-        f"import sys; from gaugekit.cli.main import main; main(['{command}', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'plotly', 'jinja2'} & set(sys.modules)\n"
-        "print(*heavy, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr == "\n"
+    assert heavy_for_help(command) == ""
 
 
 def test_commands_are_in_the_order_in_which_they_are_used(run: Run) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import transformers
+from commands import heavy_for_help, strict
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -28,12 +26,6 @@ from gaugekit.verbs.states import Kernel, NormStates
 
 Run = Callable[..., Any]
 WORDS = 48
-
-
-def strict(text: str) -> dict[str, Any]:
-    """One JSON document and a newline, without NaN."""
-    assert text.endswith("}\n") and text.count("\n") == 1
-    return json.loads(text, parse_constant=pytest.fail)
 
 
 def give_words(folder: Path, words: int = WORDS) -> Path:
@@ -257,13 +249,7 @@ def test_help_is_quick_and_names_every_option(run: Run) -> None:
         assert option in text
     assert "[@revision]" in " ".join(text.split())
     assert "Exit codes: 0 done" in text
-    code = (
-        "import sys; from gaugekit.cli.main import main; main(['probe', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'plotly', 'jinja2'} & set(sys.modules)\n"
-        "print(*heavy, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stderr == "\n"
+    assert heavy_for_help("probe") == ""
 
 
 def test_choices_and_defaults_are_those_of_the_verb() -> None:

@@ -1,4 +1,4 @@
-"""A lab that runs, and a page that opens it and keeps what it hears."""
+"""A lab that runs, with a model or without."""
 
 from __future__ import annotations
 
@@ -47,35 +47,6 @@ def lab() -> Iterator[str]:
 def serving() -> Callable[[Reports], Any]:
     """`running`, for reports of one's own."""
     return running
-
-
-class Heard:
-    """Pages of a browser, all that they asked for and all that they complained of."""
-
-    def __init__(self, browser: Any) -> None:
-        self._browser = browser
-        self.asked: list[str] = []
-        self.said: list[str] = []
-        self.pages: list[Any] = []
-
-    def open(self, address: str, width: int = 1280, **options: Any) -> Any:
-        page = self._browser.new_page(viewport={"width": width, "height": 800 if width > 600 else 844}, **options)
-        page.on("request", lambda each: self.asked.append(each.url))
-        page.on("console", lambda each: self.said.append(f"{each.type}: {each.text}"))
-        page.on("pageerror", lambda each: self.said.append(str(each)))
-        self.pages.append(page)
-        page.goto(address)
-        return page
-
-
-@pytest.fixture
-def heard(browser: Any) -> Iterator[Heard]:
-    """What a page says on the console is a failure, unless a test takes it out of `said`."""
-    found = Heard(browser)
-    yield found
-    for page in found.pages:
-        page.close()
-    assert found.said == []
 
 
 @pytest.fixture(scope="session")

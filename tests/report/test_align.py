@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from verified import SAME_OUTPUT
 
 from gaugekit.report.align import render, summary
 from gaugekit.report.align_page import render_html, write_html
@@ -44,23 +45,7 @@ ALIGNED = AlignReport(
     bytes=538_090_408,
     written=True,
 )
-VERIFIED = VerifyReport(
-    first="/models/two",
-    second="/models/moved",
-    observable="logprobs",
-    computed_in="float64",
-    stored_in="float32",
-    tokens=256,
-    largest=7.7e-06,
-    scale=1.0,
-    mean_kl=1.2e-13,
-    top1=1.0,
-    rounding=5e-04,
-    tolerance=2e-3,
-    equivalent=True,
-    layer=None,
-    layers=(0.0, 1e-7),
-)
+VERIFIED = replace(SAME_OUTPUT, first="/models/two", second="/models/moved", layers=(0.0, 1e-7))
 BROKEN = replace(
     ALIGNED,
     before=float("inf"),
@@ -202,19 +187,11 @@ def test_names_from_outside() -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("report", [ALIGNED, BROKEN, DANGEROUS], ids=["aligned", "broken", "hostile"])
-def test_the_page_shows_in_a_browser(browser: Any, tmp_path: Path, report: AlignReport, width: int) -> None:
+def test_the_page_shows_in_a_browser(heard: Any, tmp_path: Path, report: AlignReport, width: int) -> None:
     path = tmp_path / "page.html"
     write_html(report, VERIFIED, path)
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda each: asked.append(each.url))
-    page.on("console", lambda each: said.append(f"{each.type}: {each.text}"))
-    page.on("pageerror", lambda each: said.append(str(each)))
-    page.on("dialog", lambda each: (said.append(f"dialog: {each.message}"), each.dismiss()))
-    page.goto(path.as_uri())
+    page = heard.open(path.as_uri(), width)
     page.wait_for_selector("#nearer .main-svg", state="attached")
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    assert said == []
+    assert heard.fetched == [path.as_uri()]
+    assert heard.said == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out of the page
-    page.close()

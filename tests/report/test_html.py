@@ -138,31 +138,21 @@ def test_the_file_is_the_page(report: InspectReport, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ["report", "two_streams", "hostile", "headers_only"])
-def test_shows_in_a_browser(
-    browser: Any, request: pytest.FixtureRequest, tmp_path: Path, name: str, width: int
-) -> None:
+def test_shows_in_a_browser(heard: Any, request: pytest.FixtureRequest, tmp_path: Path, name: str, width: int) -> None:
     path = tmp_path / "page.html"
     write_html(request.getfixturevalue(name), path)
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda each: asked.append(each.url))
-    page.on("console", lambda each: said.append(f"{each.type}: {each.text}"))
-    page.on("pageerror", lambda each: said.append(str(each)))
-    page.on("dialog", lambda each: (said.append(f"dialog: {each.message}"), each.dismiss()))
-    page.goto(path.as_uri())
+    page = heard.open(path.as_uri(), width)
     expected = {"two_streams": plots(3), "headers_only": ["census", "layers"]}.get(name, plots(1))
     page.wait_for_selector(f"#{expected[-1]} .main-svg", state="attached")
     drawn = page.eval_on_selector_all(
         ".plot[id]", "all => all.filter(e => e.querySelector('.main-svg')).map(e => e.id)"
     )
     assert drawn == expected
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    assert said == []
+    assert heard.fetched == [path.as_uri()]
+    assert heard.said == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out of the page
     buttons = page.eval_on_selector_all(".modebar-btn", "all => [...new Set(all.map(e => e.dataset.title))]")
     assert buttons == ["Download plot as a PNG", "Zoom in", "Zoom out", "Reset axes"]  # none that shares
-    page.close()
 
 
 def test_plots_turn_dark_with_the_page(browser: Any, report: InspectReport, tmp_path: Path) -> None:

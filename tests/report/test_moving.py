@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
+from verified import SAME_OUTPUT
 
 from gaugekit.report import compare, verify
 from gaugekit.report.compare_page import render_html, write_html
@@ -22,7 +23,6 @@ from gaugekit.verbs.canonicalize import Ambiguity, CanonicalizeReport
 from gaugekit.verbs.compare import CompareReport, LayerDistance
 from gaugekit.verbs.rewriting import Skipped
 from gaugekit.verbs.scramble import ScrambleReport
-from gaugekit.verbs.verify import VerifyReport
 
 HOSTILE = "</script><script>alert(1)</script><img src='http://evil.test/x.png' onerror=alert(2)>\"\x1b[31m\n[bold]$x$"
 
@@ -53,23 +53,6 @@ CANONICAL = CanonicalizeReport(
     written=True,
 )
 
-SAME_OUTPUT = VerifyReport(
-    first="/models/tiny",
-    second="/models/tiny-s",
-    observable="logprobs",
-    computed_in="float64",
-    stored_in="float32",
-    tokens=256,
-    largest=7.7e-06,
-    scale=1.0,
-    mean_kl=1.2e-13,
-    top1=1.0,
-    rounding=5e-04,
-    tolerance=2e-3,
-    equivalent=True,
-    layer=None,
-    layers=(0.0, 1e-7, 2e-7),
-)
 OTHER_OUTPUT = replace(
     SAME_OUTPUT, largest=0.393, mean_kl=0.00612, top1=15 / 256, equivalent=False, layer=2, layers=(0.0, 1e-7, 0.31)
 )
@@ -346,17 +329,10 @@ def test_a_plot_without_mlps_or_without_numbers() -> None:
 @pytest.mark.parametrize(
     "report", [RELATED, FAST, TWO_STREAMS, DANGEROUS], ids=["related", "fast", "streams", "hostile"]
 )
-def test_the_page_shows_in_a_browser(browser: Any, tmp_path: Path, report: CompareReport, width: int) -> None:
+def test_the_page_shows_in_a_browser(heard: Any, tmp_path: Path, report: CompareReport, width: int) -> None:
     path = tmp_path / "page.html"
     write_html(report, path)
-    page = browser.new_page(viewport={"width": width, "height": 800})
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda each: asked.append(each.url))
-    page.on("console", lambda each: said.append(f"{each.type}: {each.text}"))
-    page.on("pageerror", lambda each: said.append(str(each)))
-    page.on("dialog", lambda each: (said.append(f"dialog: {each.message}"), each.dismiss()))
-    page.goto(path.as_uri())
+    page = heard.open(path.as_uri(), width)
     sets = range(len(layer_sets(report)))
     kinds = ("spectra",) if report.distance is None else ("aligned", "spectra")
     expected = [f"{kind}-{number}" for number in sets for kind in kinds]
@@ -365,7 +341,6 @@ def test_the_page_shows_in_a_browser(browser: Any, tmp_path: Path, report: Compa
         ".plot[id]", "all => all.filter(e => e.querySelector('.main-svg')).map(e => e.id)"
     )
     assert drawn == expected
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
-    assert said == []
+    assert heard.fetched == [path.as_uri()]
+    assert heard.said == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out of the page
-    page.close()

@@ -505,27 +505,22 @@ def test_names_are_escaped_everywhere() -> None:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Open the page of a report; what it asks for and says is in its `asked` and `said`."""
+def opened(heard: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Open the page of a report."""
 
     def call(report: ProbeReport, width: int) -> Any:
         path = tmp_path / "page.html"
         write_html(report, path)
-        page = browser.new_page(viewport={"width": width, "height": 800})
-        page.asked, page.said = [], []
-        page.on("request", lambda each: page.asked.append(each.url))
-        page.on("console", lambda each: page.said.append(f"{each.type}: {each.text}"))
-        page.on("pageerror", lambda each: page.said.append(str(each)))
-        page.on("dialog", lambda each: (page.said.append(f"dialog: {each.message}"), each.dismiss()))
-        page.goto(path.as_uri())
-        return page
+        return heard.open(path.as_uri(), width)
 
     return call
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ALL)
-def test_the_page_shows_in_a_browser(opened: Callable[..., Any], tmp_path: Path, name: str, width: int) -> None:
+def test_the_page_shows_in_a_browser(
+    opened: Callable[..., Any], heard: Any, tmp_path: Path, name: str, width: int
+) -> None:
     page = opened(ALL[name], width)
     if PLOTS[name]:
         page.wait_for_selector(f"#{PLOTS[name][-1]} .main-svg", state="attached")
@@ -533,8 +528,8 @@ def test_the_page_shows_in_a_browser(opened: Callable[..., Any], tmp_path: Path,
         ".plot[id]", "all => all.filter(e => e.querySelector('.main-svg')).map(e => e.id)"
     )
     assert drawn == PLOTS[name]
-    assert [url for url in page.asked if not url.startswith(("data:", "blob:"))] == [(tmp_path / "page.html").as_uri()]
-    assert page.said == []
+    assert heard.fetched == [(tmp_path / "page.html").as_uri()]
+    assert heard.said == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out of the page
     page.close()
 
