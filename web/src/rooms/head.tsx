@@ -60,7 +60,7 @@ export const head = room<State, Numbers>({
   text: (
     <>
       Write a head in another basis S of its two dimensions: all four matrices change, and neither the products G_QK and G_VO nor
-      anything that is computed. But an optimizer steps in the matrices: from another basis SGD and Adam go elsewhere, and only
+      anything that is computed. But an optimizer steps in the matrices: from most other bases SGD and Adam go elsewhere, and only
       the quotient step does not see S.
     </>
   ),
