@@ -303,3 +303,8 @@ CASES = [
     Case("whisper", whisper_like(decoder_layers=2, decoder_attention_heads=3), note="one and two", inputs="audio"),
     Case("whisper", whisper_like(encoder_layers=2, encoder_attention_heads=1), note="two and one", inputs="audio"),
 ]
+
+
+def first_of_each(cases: list[Case]) -> list[Case]:
+    """One case a model type."""
+    return list({case.model_type: case for case in reversed(cases)}.values())

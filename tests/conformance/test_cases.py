@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cases import llama_like, neox_like
+from on_disk import Save
 from oracle import Case, Tiny
 from safetensors.torch import load_file
 
@@ -16,8 +16,6 @@ from gaugekit.verbs.canonicalize import canonicalize
 from gaugekit.verbs.inspect import inspect
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
-
-Save = Callable[..., Path]
 
 
 def test_the_embedding_of_an_rmsnorm_model_keeps_its_mean(save: Save, tmp_path: Path) -> None:

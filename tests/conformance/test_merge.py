@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cases import CASES
-from conftest import first_of_each
+from cases import CASES, first_of_each
 from merging import RECIPES, apart, merged
+from on_disk import Save
 from oracle import Case, Tiny
 
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
 
-Save = Callable[..., Path]
 EACH = first_of_each(CASES)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import torch
 import transformers
 from cases import CASES, gpt_like, llama_like, neox_like, opt_like
 from merging import LINEAR, RECIPES, WEIGHTS, apart, merged, tensors
+from on_disk import Save
 from oracle import Case, Tiny
 from safetensors.torch import load_file, save_file
 
 from gaugekit.errors import CheckpointError, GaugekitError
 from gaugekit.verbs.scramble import scramble
-
-Save = Callable[..., Path]
 
 
 def edited_config(folder: Path, **changes: Any) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,12 @@ import torch
 import transformers
 from cases import gpt_like, llama_like
 from merging import LINEAR, RECIPES, apart, merged, tensors
+from on_disk import Save
 from oracle import Case, Tiny
 
 from gaugekit.errors import CheckpointError, GaugekitError
 from gaugekit.verbs.scramble import scramble
 from gaugekit.verbs.verify import verify
-
-Save = Callable[..., Path]
 
 # One process for all recipes: it takes seconds to start.
 MERGEKIT = """

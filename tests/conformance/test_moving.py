@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, gpt_like, llama_like, neox_like
-from conftest import first_of_each
+from cases import CASES, first_of_each, gpt_like, llama_like, neox_like
+from on_disk import Save
 from oracle import Case, Tiny
 from safetensors.torch import load_file
 
@@ -20,7 +19,6 @@ from gaugekit.verbs.fingerprint import fingerprint, read_fingerprint
 from gaugekit.verbs.scramble import PARTS, scramble
 from gaugekit.verbs.verify import verify
 
-Save = Callable[..., Path]
 EACH = first_of_each(CASES)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CASES
-from conftest import first_of_each
+from cases import CASES, first_of_each
 from oracle import Case, Tiny
 from torch import Tensor
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import CASES
-from conftest import Save, first_of_each
+from cases import CASES, first_of_each
+from on_disk import Save
 from oracle import Case, Tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
