@@ -1,8 +1,9 @@
-"""A browser for whatever is shown in one, and pages that keep what they ask for and complain of."""
+"""A browser for whatever is shown in one, and pages that keep what they ask for and complain of; Ctrl-C is heard."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background deaf to Ctrl-C, and so would be every command that is tested."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
