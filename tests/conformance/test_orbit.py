@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, first_of_each
 from oracle import Case, Tiny
 from torch import Tensor
 
+from gaugekit.models import view
 from gaugekit.symmetry import Symmetry
 from gaugekit.symmetry.base import Discrete
 from gaugekit.symmetry.heads import QueryKey, ValueOutput, invertible
@@ -40,6 +41,26 @@ def test_pieces_add_up(case: Case) -> None:
         assert all(tensors[name].dim() == 1 for name in extra)
     assert seen == set(tiny.spec.tensors)
     assert largest < len(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", first_of_each(CASES), ids=str)
+def test_rows_at_a_time(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tensors are changed some rows at a time, and in place only where nobody else has them."""
+    tiny = Tiny(case)
+    generator = torch.Generator().manual_seed(17)
+    every = (*tiny.symmetries.continuous, *tiny.symmetries.discrete)
+    path = Path([Step(symmetry, symmetry.sample(generator)) for symmetry in every])
+    given = {name: value.to(dtype) for name, value in tiny.tensors().items()}
+    kept = {name: value.clone() for name, value in given.items()}
+    names = tuple(tiny.spec.tensors)
+    whole = path.move(names, given.__getitem__)
+    monkeypatch.setattr(view, "PART", 1)
+    parts = path.move(names, given.__getitem__)
+    assert whole.keys() == parts.keys()
+    for name in whole:
+        assert torch.allclose(parts[name], whole[name], rtol=1e-12, atol=1e-12), name
+        assert torch.equal(given[name], kept[name]), name
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -30,7 +30,7 @@ _WEIGHTS: tuple[tuple[str, Format], ...] = (
 # Names that show that a directory does hold weights, only not where or as this reader wants them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 
-PART = 1 << 22  # Elements that are read at a time where a whole tensor is not needed.
+PART = 1 << 22  # Elements that are read or changed at a time where a whole tensor is not needed.
 
 _RAW_PART = 1 << 24  # Bytes that are read at a time where they are only passed on.
 

@@ -7,7 +7,7 @@ disk tensor and writing through the window changes the disk tensor itself, whate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from gaugekit.checkpoint import PART
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,14 @@ class View:
 class Edit:
     """Reads and writes views over a mapping of tensors, copying a tensor the first time it is written.
 
-    The given tensors are never changed; `changed` holds the new ones. Differentiable: derivatives of the values
-    written flow into the changed tensors. The mapping may hold a part of a model: `update` passes over the rest, so
-    that a model can be moved in pieces.
+    The given tensors are never changed, but for `own`, which nobody else holds; `changed` holds the new ones.
+    Differentiable: derivatives of the values written flow into the changed tensors. The mapping may hold a part of a
+    model: `update` passes over the rest, so that a model can be moved in pieces.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], own: Collection[str] = ()) -> None:
         self._tensors = tensors
+        self._own = own
         self.changed: dict[str, Tensor] = {}
 
     def __getitem__(self, view: View) -> Tensor:
@@ -107,10 +110,26 @@ class Edit:
         seen = self[view]
         value = change(seen)
         new = value is not seen and not value._is_view() and value.dtype == seen.dtype and value.is_contiguous()
-        if new and not view.steps and value.shape == view.disk_shape:  # a table of tokens is not copied once more
+        if new and not view.steps and value.shape == view.disk_shape:  # a large tensor is not copied once more
             self.changed[view.name] = value - view.offset if view.offset else value
         else:
             self[view] = value
+
+    def update_rows(self, view: View | None, change: Callable[..., Tensor], *beside: Tensor) -> None:
+        """As `update`, where a row (..., d) becomes what `change` makes of it and of the entry of each of `beside`
+        (..., 1) next to it. A large tensor is changed some rows at a time, so that no copy of a table is held."""
+        if view is None or view.steps or view.offset or view.numel <= PART or len(view.shape) == 1:
+            self.update(view, lambda rows: change(rows, *beside))
+            return
+        if view not in self:
+            return
+        base = self[view]
+        mine = view.name in self.changed or view.name in self._own
+        new = base if mine and not base.requires_grad else torch.empty_like(base)
+        step = max(PART * view.shape[0] // view.numel, 1)
+        for one, place, *others in zip(*(each.split(step) for each in (base, new, *beside)), strict=True):
+            place.copy_(change(one, *others))
+        self.changed[view.name] = new
 
     def __setitem__(self, view: View, value: Tensor) -> None:
         base = self.changed.get(view.name, self._tensors.get(view.name))

@@ -47,7 +47,7 @@ class NormScale(Scaling):
         for view in present(self.norm.weight, self.norm.bias):
             edit.update(view, lambda values: values * element)
         for reader in self.readers:
-            edit.update(reader.linear.weight, lambda weight: weight / element)
+            edit.update_rows(reader.linear.weight, lambda weight: weight / element)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ReaderKernel(Translation):
 
     def fix(self, edit: Edit) -> Tensor:
         """W Γ 1 becomes 0."""
-        rows = -(self.reader.flat(edit) * edit[self.norm.weight]).mean(-1)
+        rows = -self.reader.flat(edit) @ edit[self.norm.weight] / self.norm.weight.numel
         return rows[:-1] if self.sum_free else rows
 
     def move(self, edit: Edit, element: Tensor) -> None:

@@ -96,7 +96,13 @@ class Path:
     @property
     def steps(self) -> tuple[Step, ...]:
         """Those whose elements are given, or found and kept."""
-        return tuple(Step(self.symmetries[number], element) for number, element in sorted(self._kept.items()))
+        return tuple(step for step in self.sequence if isinstance(step, Step))
+
+    @property
+    def sequence(self) -> tuple[Symmetry | Step, ...]:
+        """All, in order, with their elements where these are given, or found and kept."""
+        kept = self._kept
+        return tuple(Step(s, kept[number]) if number in kept else s for number, s in enumerate(self.symmetries))
 
     def needs(self, names: Sequence[str]) -> dict[str, None]:
         """`names` and what else must be at hand to move them, in order."""
@@ -114,10 +120,20 @@ class Path:
         """The new values of those of `names` that the path changes, in float64."""
         if not any(name in self._touching for name in names):
             return {}
-        tensors = {name: load(name).to(torch.float64) for name in self.needs(names)}
+        tensors: dict[str, Tensor] = {}
+        own: set[str] = set()  # no one else's: made here
+        for name in self.needs(names):
+            loaded = load(name)
+            tensors[name] = loaded.to(torch.float64)
+            if tensors[name] is not loaded:
+                own.add(name)
+            del loaded
         numbers = sorted({number for name in tensors for number in self._touching.get(name, ())})
         for number in numbers:
-            tensors.update(self.symmetries[number].act(tensors, self._element(number, tensors)))
+            edit = Edit(tensors, own)
+            self.symmetries[number].move(edit, self._element(number, tensors))
+            tensors.update(edit.changed)
+            own.update(edit.changed)
         return {name: tensors[name] for name in names if name in self._touching}
 
     def _wanted(self, number: int) -> tuple[View, ...]:

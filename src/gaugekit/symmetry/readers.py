@@ -86,8 +86,8 @@ class Reader:
     def add_kernel(self, edit: Edit, rows: Tensor) -> None:
         """W → W + a wᵀ for a (rows,)."""
         assert self.norm is not None
-        w = 1.0 / edit[self.norm.weight]
-        edit.update(self.linear.weight, lambda weight: weight + (rows.unsqueeze(-1) * w).reshape(weight.shape))
+        w, view = 1.0 / edit[self.norm.weight], self.linear.weight
+        edit.update_rows(view, lambda weight, a: weight + a * w, rows.reshape(*view.shape[:-1], 1))
 
     def flat(self, edit: Edit) -> Tensor:
         """W as (rows, d)."""

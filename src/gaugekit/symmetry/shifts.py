@@ -63,8 +63,8 @@ class TableConstant(Translation):
 
     def move(self, edit: Edit, element: Tensor) -> None:
         constant = along(element, self.first.shape[-1])
-        edit.update(self.first, lambda rows: rows + constant)
-        edit.update(self.second, lambda rows: rows - constant)
+        edit.update_rows(self.first, lambda rows: rows + constant)
+        edit.update_rows(self.second, lambda rows: rows - constant)
 
 
 @dataclass(frozen=True)
@@ -147,4 +147,4 @@ class HeadConstant(Translation):
             last, element = element[-1], element[:-1]
             edit.update(self.bias, lambda bias: bias + last)
         rows = element
-        edit.update(self.weight, lambda weight: weight + rows)
+        edit.update_rows(self.weight, lambda weight: weight + rows)

@@ -65,7 +65,7 @@ class WriterMean(Translation):
             element = scatter(element, live, self.count)
         width = self.rows.shape[-1]
         direction = torch.ones(width, dtype=element.dtype) if self.scale is None else 1.0 / edit[self.scale]
-        edit.update(self.rows, lambda rows: rows + (element.unsqueeze(-1) * direction).reshape(rows.shape))
+        edit.update_rows(self.rows, lambda rows, a: rows + a * direction, element.reshape(*self.rows.shape[:-1], 1))
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,15 @@ class Frame(Symmetry):
     def move(self, edit: Edit, element: Tensor) -> None:
         for view, scale in self.writers:
             if scale is None:
-                edit.update(view, lambda rows: rows @ element.mT)
+                edit.update_rows(view, lambda rows: rows @ element.mT)
             else:
-                edit.update(view, lambda rows, scale=scale: (rows * edit[scale]) @ element.mT / edit[scale])
+                edit.update_rows(view, lambda rows, scale=scale: (rows * edit[scale]) @ element.mT / edit[scale])
         for reader in self.readers:
             norm = reader.norm
             if norm is None:
-                edit.update(reader.linear.weight, lambda weight: weight @ element.mT)
+                edit.update_rows(reader.linear.weight, lambda weight: weight @ element.mT)
             else:
-                edit.update(
+                edit.update_rows(
                     reader.linear.weight,
                     lambda weight, norm=norm: (weight * edit[norm.weight]) @ element.mT / edit[norm.weight],
                 )
@@ -235,6 +235,6 @@ class StreamOrder(Discrete):
     def move(self, edit: Edit, element: Tensor) -> None:
         order, signs = element[0].long(), element[1]
         for view in self.odd:
-            edit.update(view, lambda values: values[..., order].mul_(signs))
+            edit.update_rows(view, lambda values: values[..., order] * signs)
         for view in self.even:
             edit.update(view, lambda values: values[..., order])

@@ -175,7 +175,8 @@ def whitened(symmetry: Symmetry) -> Symmetry | None:
 class Home:
     """A model where all of `movable` are settled, read piece by piece; elements are kept, and with `keep` tensors.
 
-    Without it tables of tokens are made anew whenever they are wanted, for they are larger than layers.
+    Without it tables of tokens are made anew whenever they are wanted, for they are larger than layers, which make room
+    for them.
     """
 
     def __init__(self, spec: Spec, load: Load, movable: Sequence[Symmetry], keep: bool) -> None:
@@ -189,7 +190,8 @@ class Home:
     def load(self, name: str) -> Tensor:
         """In float64."""
         names = self._piece[name]
-        if len(names) == 1 and not self._keep:
+        if self._is_table(names):
+            self._held.clear()
             return moved(self.path, names, self._raw)[name]
         if names not in self._held:
             while len(self._held) >= self._room:
@@ -197,6 +199,17 @@ class Home:
             self._held[names] = moved(self.path, names, self._raw)
         self._held.move_to_end(names)
         return self._held[names][name]
+
+    def further(self, walk: Path, names: Sequence[str]) -> dict[str, Tensor]:
+        """Tensors of one piece, and others that `walk` does not change, moved on from home by all steps of `walk`."""
+        if not self._is_table(names):
+            return moved(walk, names, self.load)
+        self._held.clear()
+        whole = Path([*self.path.sequence, *walk.sequence])  # in one go, so that there is one copy
+        return moved(whole, names, self._raw)
+
+    def _is_table(self, names: Sequence[str]) -> bool:
+        return len(names) == 1 and not self._keep
 
 
 class Pair:
@@ -252,7 +265,7 @@ class Pair:
 
         def match(names: tuple[str, ...]) -> None:
             wanted = dict.fromkeys([*names, *(name for s in self.inner[names] for name in judge.needs(s))])
-            theirs = moved(walk, tuple(wanted), self.other.load)
+            theirs = self.other.further(walk, tuple(wanted))  # first, for moving needs room
             ours = {name: self.mine.load(name) for name in wanted}
             for symmetry in self.inner[names]:
                 element = judge.element(symmetry, ours, theirs)
