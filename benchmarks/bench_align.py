@@ -1,18 +1,20 @@
 """Time and peak memory of `gaugekit align` for two models of 135 million parameters (those of SmolLM2's shape).
 
-    python benchmarks/bench_align.py [--quick] [--layers N]
+    python benchmarks/bench_align.py [--quick] [--layers N] [--give-back]
 
 Three pairs: a model and a disguise of itself with a hundredth of noise (a relative), a model and another with weights
 of its own (a stranger), each with a tied table of tokens, where a stream's coordinates can only change order; and a
 stranger with a head of its own, where its frame turns. Every side runs in a process of its own, on top of the same
 imports: layers read one by one, as the command does it, and both models held in memory. Peak memory is given in layers
-in float64 (the algebra's) too, and in tables of tokens, which are larger.
+in float64 (the algebra's) too, and in tables of tokens, which are larger. glibc keeps freed memory for later, here up
+to half of the peak: with `--give-back` it does not, and the peak is what was in use, at twice the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -77,7 +79,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs: the figures say nothing")
+    parser.add_argument("--give-back", action="store_true", help="have glibc keep no freed memory")
     options = parser.parse_args()
+    setting = {"MALLOC_MMAP_THRESHOLD_": "1000000"} if options.give_back else {}
     width, units, vocabulary = (64, 96, 500) if options.quick else (576, 1536, 49152)
     size = {
         "hidden_size": width,
@@ -106,7 +110,9 @@ def main() -> None:
                 code = CHILD.format(threads=options.threads, keep=keep)
                 out = folder / f"out {what} {keep}"
                 command = [sys.executable, "-c", code, str(first), str(second), str(out)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=True, cwd=HERE, env=os.environ | setting
+                )
                 found = json.loads(done.stdout.strip().splitlines()[-1])
                 reference = reference or found
                 print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,23 @@ def test_unexpected_errors_are_named(run: Callable[..., Any], monkeypatch: pytes
 def test_interrupted(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "inspect", failing(KeyboardInterrupt()))
     assert run("inspect", "x") == (INTERRUPTED, "", "gaugekit: interrupted\n")
+
+
+def test_interrupted_while_a_library_calls_it_something_else(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inspect(*_: Any, **__: Any) -> Any:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise verb.CheckpointError("cannot be loaded") from None
+
+    monkeypatch.setattr(verb, "inspect", inspect)
+    before = signal.getsignal(signal.SIGINT)
+    assert run("inspect", "x") == (INTERRUPTED, "", "gaugekit: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr(verb, "inspect", failing(verb.CheckpointError("cannot be loaded")))
+    assert run("inspect", "x") == (2, "", "gaugekit: cannot be loaded\n")
 
 
 def test_broken_pipes_are_quiet(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import typer
@@ -97,19 +100,43 @@ def _write(stream: TextIO | None, text: str) -> None:
 @contextmanager
 def reporting_errors(debug: bool) -> Iterator[None]:
     """Turn every way to fail into one line on stderr and a documented exit code; with `debug`, a traceback first."""
+    with _ctrl_c() as heard:
+        try:
+            yield
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED, debug)
+        except BrokenPipeError:
+            raise typer.Exit(BROKEN_PIPE) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if heard():
+                _fail("interrupted", INTERRUPTED, debug)
+            if isinstance(error, GaugekitError):
+                _fail(str(error), BAD_INPUT, debug)
+            hint = "" if debug else "; run again with --debug to see where"
+            _fail(f"internal error: {_name(error)}{hint}", INTERNAL, debug)
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was heard meanwhile: libraries that load files in threads make other errors of it."""
+    before = signal.getsignal(signal.SIGINT)
+    times: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        times.append(number)
+        signal.default_int_handler(number, frame)
+
+    # Only what raises `KeyboardInterrupt` is replaced, and only the main thread may.
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, hear)
     try:
-        yield
-    except GaugekitError as error:
-        _fail(str(error), BAD_INPUT, debug)
-    except KeyboardInterrupt:
-        _fail("interrupted", INTERRUPTED, debug)
-    except BrokenPipeError:
-        raise typer.Exit(BROKEN_PIPE) from None
-    except typer.Exit:
-        raise
-    except Exception as error:
-        hint = "" if debug else "; run again with --debug to see where"
-        _fail(f"internal error: {_name(error)}{hint}", INTERNAL, debug)
+        yield lambda: bool(times)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _name(error: Exception) -> str:

@@ -99,7 +99,7 @@ class NormConstant(Translation):
         edit.update(self.norm.bias, lambda bias: bias + element)
         for reader in self.readers:
             if reader.linear.weight in edit:
-                reader.shift(edit, -reader.flat(edit) @ element)
+                reader.shift(edit, -(reader.flat(edit) @ element))
         edit.update(self.sink, lambda bias: bias - element)
 
 
@@ -136,7 +136,7 @@ class ReaderKernel(Translation):
 
     def fix(self, edit: Edit) -> Tensor:
         """W Γ 1 becomes 0."""
-        rows = -self.reader.flat(edit) @ edit[self.norm.weight] / self.norm.weight.numel
+        rows = (self.reader.flat(edit) @ edit[self.norm.weight]) / -self.norm.weight.numel
         return rows[:-1] if self.sum_free else rows
 
     def move(self, edit: Edit, element: Tensor) -> None:
