@@ -14,7 +14,6 @@ After Ainsworth, Hayase and Srinivasa, arXiv 2209.04836, who have permutations o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,7 +43,6 @@ SWEEPS = 50
 SETTLED = 1e-4  # relative fall of the squared distance that ends the search
 EXACT = 1e-12
 STILL = 1e-7  # entries of a frame that moves no more: the distance falls by its square
-HELD = 3  # layers that are kept at home: one, and what others want of their neighbours
 
 
 @dataclass(frozen=True)
@@ -175,38 +173,38 @@ def whitened(symmetry: Symmetry) -> Symmetry | None:
 class Home:
     """A model where all of `movable` are settled, read piece by piece; elements are kept, and with `keep` tensors.
 
-    Without it tables of tokens are made anew whenever they are wanted, for they are larger than layers, which make room
-    for them.
+    Without it the piece that was wanted last is, if it is a layer: tables of tokens are larger, and are made anew.
     """
 
     def __init__(self, spec: Spec, load: Load, movable: Sequence[Symmetry], keep: bool) -> None:
         self.path = Homeward(movable, load, keep=True)
         self._raw = load
         self._piece = {name: names for names in pieces(spec) for name in names}
-        self._held: OrderedDict[tuple[str, ...], dict[str, Tensor]] = OrderedDict()
+        self._held: dict[tuple[str, ...], dict[str, Tensor]] = {}
         self._keep = keep
-        self._room = len(self._piece) if keep else HELD
 
     def load(self, name: str) -> Tensor:
         """In float64."""
         names = self._piece[name]
-        if self._is_table(names):
-            self._held.clear()
-            return moved(self.path, names, self._raw)[name]
         if names not in self._held:
-            while len(self._held) >= self._room:
-                self._held.popitem(last=False)
-            self._held[names] = moved(self.path, names, self._raw)
-        self._held.move_to_end(names)
+            self._make_room()
+            tensors = moved(self.path, names, self._raw)
+            if self._is_table(names):
+                return tensors[name]
+            self._held[names] = tensors
         return self._held[names][name]
 
     def further(self, walk: Path, names: Sequence[str]) -> dict[str, Tensor]:
         """Tensors of one piece, and others that `walk` does not change, moved on from home by all steps of `walk`."""
         if not self._is_table(names):
             return moved(walk, names, self.load)
-        self._held.clear()
+        self._make_room()
         whole = Path([*self.path.sequence, *walk.sequence])  # in one go, so that there is one copy
         return moved(whole, names, self._raw)
+
+    def _make_room(self) -> None:
+        if not self._keep:
+            self._held.clear()
 
     def _is_table(self, names: Sequence[str]) -> bool:
         return len(names) == 1 and not self._keep
