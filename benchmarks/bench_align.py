@@ -7,7 +7,7 @@ of its own (a stranger), each with a tied table of tokens, where a stream's coor
 stranger with a head of its own, where its frame turns. Every side runs in a process of its own, on top of the same
 imports: layers read one by one, as the command does it, and both models held in memory. Peak memory is given in layers
 in float64 (the algebra's) too, and in tables of tokens, which are larger. glibc keeps freed memory for later, here up
-to half of the peak: with `--give-back` it does not, and the peak is what was in use, at twice the time.
+to half of the peak: with `--give-back` it does not, and the peak is what was in use, at twice the time and more.
 """
 
 from __future__ import annotations
