@@ -54,12 +54,15 @@ class Heard:
         page.goto(address)
         return page
 
+    def close(self) -> None:
+        while self.pages:
+            self.pages.pop().close()
+
 
 @pytest.fixture
 def heard(browser: Any) -> Iterator[Heard]:
     """What a page says on the console is a failure, unless a test takes it out of `said`."""
     found = Heard(browser)
     yield found
-    for page in found.pages:
-        page.close()
+    found.close()
     assert found.said == []

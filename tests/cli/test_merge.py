@@ -132,6 +132,7 @@ def test_a_dry_run_writes_nothing(run: Run, pair: Path, recipe: Path, tmp_path: 
         (["{pair}/words.txt", "{out}"], "a recipe is a mapping"),
         (["{recipe}", "{pair}/one"], "which goes into the merge"),
         (["{recipe}", "{folder}/no/out"], "there is no directory"),
+        (["{recipe}", "{folder}/" + "o" * 5000, "--export-mergekit"], "cannot be written (File name too long)"),
         (["{recipe}", "{out}", "--points", "2"], "'--points'"),
         (["{recipe}", "{out}", "--dtype", "int8"], "'int8' is not one of"),
         (["{recipe}", "{out}", "--text", "{folder}/none.txt"], "cannot be read as text"),

@@ -182,6 +182,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory, reader: Path) -> Path:
         (["{mute}", "--text", "{text}"], "has no tokenizer"),
         (["{model}", "--text", "{text}", "--tokenizer", "{bad}"], "has no tokenizer"),
         (["{model}", "--text", "{text}", "--tokenizer", "{bad}/none.json"], "none.json does not exist"),
+        (["{model}", "--text", "{text}", "--tokenizer", "t" * 5000], "cannot be opened (File name too long)"),
         (["{model}", "--text", "{bad}/wide.txt", "--tokenizer", "{bad}/wide"], "it belongs to another model"),
         (
             ["{model}", "--text", "{text}", "--tokenizer", "{bad}/closed.json"],

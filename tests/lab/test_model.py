@@ -243,6 +243,8 @@ def test_what_an_export_replaces(made: Reports, tmp_path: Path) -> None:
         export(made, tmp_path / "file", overwrite=True)
     with pytest.raises(GaugekitError, match="there is no directory"):
         export(made, tmp_path / "none" / "out")
+    with pytest.raises(GaugekitError, match="cannot be written"):
+        export(made, tmp_path / ("o" * 5000))
 
 
 def test_an_export_is_whole_or_not_there(made: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,19 @@ WIDTHS = (1280, 390)
 CHOSEN = ".map [role=gridcell][aria-selected=true]"
 
 Serving = Callable[[Reports], Any]
+
+
+@pytest.fixture
+def serving(serving: Serving, heard: Any) -> Serving:
+    """Pages go before the lab does: one that was still asking would complain."""
+
+    @contextmanager
+    def opened(reports: Reports) -> Iterator[str]:
+        with serving(reports) as address:
+            yield address
+            heard.close()
+
+    return opened
 
 
 def document(reports: Reports, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from gaugekit.checkpoint.staging import staged
+from gaugekit.checkpoint.staging import reported, staged
 from gaugekit.errors import CheckpointError, GaugekitError
 from gaugekit.lab.app import STATIC
 from gaugekit.lab.reports import Reports
@@ -23,11 +23,12 @@ def require_place(place: Path, overwrite: bool) -> Path:
         found = place.expanduser().resolve()  # what a link points to is replaced, and the link stays
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user's home, or links in a circle
         raise CheckpointError(f"{place}: cannot be written ({error}); choose another place") from error
-    if not found.parent.is_dir():
-        raise CheckpointError(f"{place}: there is no directory {found.parent}; create it")
-    if found.exists() and not (overwrite and _is_export(found)):
-        hint = "is no earlier export" if overwrite else "exists already"
-        raise CheckpointError(f"{place}: {hint}; choose another name, or remove it")
+    with reported(place):
+        if not found.parent.is_dir():
+            raise CheckpointError(f"{place}: there is no directory {found.parent}; create it")
+        if found.exists() and not (overwrite and _is_export(found)):
+            hint = "is no earlier export" if overwrite else "exists already"
+            raise CheckpointError(f"{place}: {hint}; choose another name, or remove it")
     return found
 
 

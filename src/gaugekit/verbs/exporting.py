@@ -27,18 +27,19 @@ RECIPE = "mergekit.yaml"
 
 def require_place(place: Path, overwrite: bool) -> None:
     """Raise `CheckpointError` where no folder can be written, or where something else would be replaced."""
-    if not place.parent.is_dir():
-        raise CheckpointError(f"{place}: there is no directory {place.parent}; create it")
-    if not place.exists():
-        return
-    if not place.is_dir():
-        raise CheckpointError(f"{place}: is a file; choose another name")
-    if not overwrite:
-        raise CheckpointError(f"{place}: exists already; choose another name, or ask for it to be overwritten")
-    if any(place.iterdir()) and not (place / RECIPE).exists():
-        raise CheckpointError(
-            f"{place}: is not overwritten, because it has no {RECIPE} and so is no earlier export; remove it first"
-        )
+    with reported(place):
+        if not place.parent.is_dir():
+            raise CheckpointError(f"{place}: there is no directory {place.parent}; create it")
+        if not place.exists():
+            return
+        if not place.is_dir():
+            raise CheckpointError(f"{place}: is a file; choose another name")
+        if not overwrite:
+            raise CheckpointError(f"{place}: exists already; choose another name, or ask for it to be overwritten")
+        if any(place.iterdir()) and not (place / RECIPE).exists():
+            raise CheckpointError(
+                f"{place}: is not overwritten, because it has no {RECIPE} and so is no earlier export; remove it first"
+            )
 
 
 def plans(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gaugekit.checkpoint import Checkpoint
+from gaugekit.checkpoint.staging import reported
 from gaugekit.errors import CheckpointError, UnsupportedArchitecture
 from gaugekit.models import Spec, quiet
 from gaugekit.models.spec import Table
@@ -23,8 +24,9 @@ def open_tokenizer(checkpoint: Checkpoint, path: Path | None = None) -> Any:
     import transformers
 
     at = checkpoint.path if path is None else path
-    if not at.exists():
-        raise CheckpointError(f"{at} does not exist: a tokenizer is a directory, a tokenizer.json or a .gguf file")
+    with reported(at, "opened"):
+        if not at.exists():
+            raise CheckpointError(f"{at} does not exist: a tokenizer is a directory, a tokenizer.json or a .gguf file")
     with quiet():
         try:
             if at.suffix == ".json":
