@@ -531,7 +531,6 @@ def test_the_page_shows_in_a_browser(
     assert heard.fetched == [(tmp_path / "page.html").as_uri()]
     assert heard.said == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out of the page
-    page.close()
 
 
 def test_a_click_on_a_name_hides_its_curve_and_its_tanh(opened: Callable[..., Any]) -> None:
@@ -543,4 +542,3 @@ def test_a_click_on_a_name_hides_its_curve_and_its_tanh(opened: Callable[..., An
     expect(page.locator(lines)).to_have_count(6)
     page.locator("#curves .legendtoggle").first.click()
     expect(page.locator(lines)).to_have_count(4)
-    page.close()

@@ -18,14 +18,12 @@ export interface Session {
   reports: ReportState[];
 }
 
-async function json<T>(address: string): Promise<T> {
+export async function getJson<T>(address: string): Promise<T> {
   const answer = await fetch(address);
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error ?? answer.statusText);
   return body as T;
 }
-
-export const getJson = json;
 
 const pending = (report: ReportState) => report.status === "working" || report.status === "waiting";
 
@@ -44,7 +42,7 @@ export function useSession(): Session | null {
   useEffect(() => {
     let timer = 0;
     const ask = () =>
-      json<Session>("./session.json").then(
+      getJson<Session>("./session.json").then(
         (now) => {
           set(now);
           if (now.reports.some(pending)) timer = window.setTimeout(ask, 1000);
@@ -73,7 +71,7 @@ export function useChecked(room: string, state: State, ours: Numbers, live: bool
     if (!live) return;
     let stale = false;
     const timer = setTimeout(() => {
-      json<{ numbers: Numbers }>(`./api/rooms/${room}?${said}`).then(
+      getJson<{ numbers: Numbers }>(`./api/rooms/${room}?${said}`).then(
         ({ numbers }) => stale || set({ room, said, numbers }),
         (error: Error) => stale || set({ room, said, failed: error.message }),
       );

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -101,9 +101,10 @@ class Symmetry(ABC):
         """Weights by which `fix` decides."""
         return self.views + self.context
 
-    def act(self, tensors: Mapping[str, Tensor], element: Tensor) -> dict[str, Tensor]:
-        """The tensors that change, with their new values; the given ones are not modified."""
-        edit = Edit(tensors)
+    def act(self, tensors: Mapping[str, Tensor], element: Tensor, own: Collection[str] = ()) -> dict[str, Tensor]:
+        """The tensors that change, with their new values; the given ones are not modified, but for `own`, which nobody
+        else holds."""
+        edit = Edit(tensors, own)
         self.move(edit, element)
         return edit.changed
 

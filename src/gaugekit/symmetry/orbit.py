@@ -130,10 +130,9 @@ class Path:
             del loaded
         numbers = sorted({number for name in tensors for number in self._touching.get(name, ())})
         for number in numbers:
-            edit = Edit(tensors, own)
-            self.symmetries[number].move(edit, self._element(number, tensors))
-            tensors.update(edit.changed)
-            own.update(edit.changed)
+            changed = self.symmetries[number].act(tensors, self._element(number, tensors), own)
+            tensors.update(changed)
+            own.update(changed)
         return {name: tensors[name] for name in names if name in self._touching}
 
     def _wanted(self, number: int) -> tuple[View, ...]:

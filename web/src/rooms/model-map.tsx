@@ -1,6 +1,7 @@
 // All heads of one kind of attention: a row is a layer, a cell a head. One of them is chosen, by pointer or by keys.
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
+import { follow } from "../ui/drag";
 import { figure } from "./model-parts";
 import type { HeadSet, Layer, Measure } from "./model-reports";
 
@@ -40,24 +41,15 @@ export function HeadMap({ set, measure, at, choose }: Props) {
     choose(next);
   };
   const onPointerDown = (event: TargetedPointerEvent<HTMLDivElement>) => {
-    if (event.button !== 0 || !under(event)) return;
+    const pressed = under(event);
+    if (event.button !== 0 || !pressed) return;
     event.preventDefault();
-    const element = event.currentTarget;
-    element.setPointerCapture(event.pointerId);
-    element.querySelector<HTMLElement>("[tabindex='0']")?.focus({ preventScroll: true });
-    choose(under(event)!);
-    const move = (now: PointerEvent) => {
+    event.currentTarget.querySelector<HTMLElement>("[tabindex='0']")?.focus({ preventScroll: true });
+    choose(pressed);
+    follow(event.currentTarget, event, (now) => {
       const found = under(now);
       if (found) choose(found);
-    };
-    const end = () => {
-      element.removeEventListener("pointermove", move);
-      element.removeEventListener("pointerup", end);
-      element.removeEventListener("pointercancel", end);
-    };
-    element.addEventListener("pointermove", move);
-    element.addEventListener("pointerup", end);
-    element.addEventListener("pointercancel", end);
+    });
   };
 
   const fullest = set.layers.find(({ cells }) => cells.length === widest)!;

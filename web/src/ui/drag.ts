@@ -12,6 +12,19 @@ function placeIn(svg: SVGSVGElement, event: PointerEvent): [number, number] {
   return [point.x, point.y];
 }
 
+/** From the press of a pointer on an element until its release: where it goes, on and off the element. */
+export function follow(element: HTMLElement | SVGElement, down: PointerEvent, move: (now: PointerEvent) => void): void {
+  element.setPointerCapture(down.pointerId);
+  const end = () => {
+    element.removeEventListener("pointermove", move as EventListener);
+    element.removeEventListener("pointerup", end);
+    element.removeEventListener("pointercancel", end);
+  };
+  element.addEventListener("pointermove", move as EventListener);
+  element.addEventListener("pointerup", end);
+  element.addEventListener("pointercancel", end);
+}
+
 interface Moves {
   start?(): void;
   /** To a place in the drawing (units of its viewBox, y downwards), and how far from where the drag began. */
@@ -29,22 +42,13 @@ export function draggable(moves: Moves): Handlers {
       event.stopPropagation();
       const element = event.currentTarget;
       const svg = element instanceof SVGSVGElement ? element : element.ownerSVGElement!;
-      element.setPointerCapture(event.pointerId);
       element.focus({ preventScroll: true });
       const [x0, y0] = placeIn(svg, event);
       moves.start?.();
-      const move = (now: PointerEvent) => {
+      follow(element, event, (now) => {
         const [x, y] = placeIn(svg, now);
         moves.to(x, y, x - x0, y - y0);
-      };
-      const end = () => {
-        element.removeEventListener("pointermove", move as EventListener);
-        element.removeEventListener("pointerup", end);
-        element.removeEventListener("pointercancel", end);
-      };
-      element.addEventListener("pointermove", move as EventListener);
-      element.addEventListener("pointerup", end);
-      element.addEventListener("pointercancel", end);
+      });
     },
     onKeyDown(event) {
       const step = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
